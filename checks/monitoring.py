@@ -18,6 +18,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from checks.project import check, differences, line_of
+from onejob.jobs.limits import Limit
 from onejob.jobs.workers import Registration
 from onejob.ledger.ledger import Ledger
 from onejob.observability.metrics import SERIES, Kind
@@ -63,6 +64,7 @@ def _printed() -> dict[str, set[str]]:
             if series.kind is not Kind.GAUGE:
                 bucket = ["+Inf"] if series.kind is Kind.HISTOGRAM else []
                 ledger.store.increment({json.dumps([name, *("x" for _ in series.labels), *bucket]): 1.0})
+        ledger.define_limits([Limit(name="x", running=1).value()])
         ledger.store.heartbeat("x", lasts=60.0, registration=Registration(queues=("x",)))
         families = text_string_to_metric_families(render_metrics(ledger).decode())
         ledger.close()

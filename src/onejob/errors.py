@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BlockNotFoundError", "ConfigurationError", "DuplicateJobError", "IdentityHeldError", "InvalidArgumentsError",
-    "InvalidBlockError", "InvalidPayloadError", "JobCanceled", "JobEndedError", "JobFailedError", "JobInterrupted",
-    "JobNeededError", "JobNotEndedError", "JobNotFoundError", "JobPurgedError", "JobReleased", "JobStateError",
-    "KeyRequiredError", "KeyReuseMismatchError", "LeaseLost", "NoDeadLetterError", "NotResubmittableError",
-    "NotWaitingError", "OneJobError", "PartlySubmittedError", "PermanentError", "QuotaExceededError",
-    "ScheduleEntryNotFoundError", "StaleTokenError", "StoreBusyError", "StoreError", "StoreRefusedError",
-    "StoreUnavailableError", "StoreUnusableError", "SupersededError", "TaskIdReusedError", "TooManyWebhooksError",
-    "UniquenessWindowError",
+    "InvalidBlockError", "InvalidLimitError", "InvalidPayloadError", "JobCanceled", "JobEndedError", "JobFailedError",
+    "JobInterrupted", "JobNeededError", "JobNotEndedError", "JobNotFoundError", "JobPurgedError", "JobReleased",
+    "JobStateError", "KeyRequiredError", "KeyReuseMismatchError", "LeaseLost", "NoDeadLetterError",
+    "NotResubmittableError", "NotWaitingError", "OneJobError", "PartlySubmittedError", "PermanentError",
+    "QuotaExceededError", "ScheduleEntryNotFoundError", "StaleTokenError", "StoreBusyError", "StoreError",
+    "StoreRefusedError", "StoreUnavailableError", "StoreUnusableError", "SupersededError", "TaskIdReusedError",
+    "TooManyWebhooksError", "UniquenessWindowError",
 ]  # fmt: skip
 
 

@@ -464,7 +464,7 @@ def test_bulk_operations_are_of_visible_jobs(tenants: Tenants) -> None:
 
 @for_each("method, path", [
     *(("GET", path) for path in ("/metrics", "/queues", "/activity", "/audit", "/jobs/any/explanation", "/schedules",
-                                  "/pauses", "/strikes")),
+                                  "/pauses", "/strikes", "/limits", "/limits/any")),
     *(("POST", f"/schedules/any/{operation}") for operation in ("pause", "resume", "run")),
 ])  # fmt: skip
 def test_routes_about_all_jobs_are_refused(tenants: Tenants, method: str, path: str) -> None:

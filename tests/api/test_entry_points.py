@@ -25,7 +25,8 @@ ROLES: dict[Route, Role | None] = {
          ("GET", "/jobs/{job_id}/duplicates"), ("GET", "/jobs/{job_id}/history"), ("GET", "/duplicates/summary"),
          ("GET", "/costs"),
          ("POST", "/duplicates/check"), ("GET", "/metrics"), ("GET", "/queues"), ("GET", "/openapi.json"),
-          ("GET", "/schedules"), ("GET", "/pauses"), ("GET", "/strikes")],
+          ("GET", "/schedules"), ("GET", "/pauses"), ("GET", "/strikes"),
+         ("GET", "/limits"), ("GET", "/limits/{key}")],
         Role.READ),
     ("POST", "/jobs"): Role.SUBMIT,
     **dict.fromkeys(
@@ -33,6 +34,7 @@ ROLES: dict[Route, Role | None] = {
          ("GET", "/audit"), ("GET", "/dead"), ("GET", "/dead/groups"),
          *((method, path) for kind in ("pauses", "strikes")
            for method, path in (("POST", f"/{kind}"), ("DELETE", f"/{kind}/{{block_id}}"))),
+         ("PUT", "/limits/{key}"), ("DELETE", "/limits/{key}"),
          ("POST", "/jobs/bulk"), ("POST", "/jobs/{job_id}/run-now"), ("POST", "/jobs/{job_id}/cancel"),
          ("POST", "/jobs/{job_id}/redrive"), ("DELETE", "/jobs/{job_id}"), ("POST", "/dead/redrive"),
          *(("POST", f"/schedules/{{entry}}/{operation}") for operation in ("pause", "resume", "run"))],
@@ -57,17 +59,17 @@ def _all(routes: list[Any]) -> Iterator[Any]:
 
 
 ROUTES = _routes()
-POSTS = [path for method, path in ROUTES if method == "POST"]
+BODIES = [(method, path) for method, path in ROUTES if method in {"POST", "PUT"}]
 """What a form of another site could send. For a DELETE, a browser asks the server before."""
 
 
 def path_of(path: str, job_id: str = "x") -> str:
-    return path.format(job_id=job_id, entry="an/entry", block_id="p-1")
+    return path.format(job_id=job_id, entry="an/entry", block_id="p-1", key="customer")
 
 
 def call_route(shop: Shop, route: Route, headers: Any = None, **more: Any) -> Any:
     method, path = route
-    if method == "POST" and not more:
+    if method in {"POST", "PUT"} and not more:
         more = {"json": {}}
     return shop.request(method, path_of(path), headers=headers, **more)
 
@@ -138,12 +140,12 @@ FORMS: tuple[list[str], ...] = (
 )  # fmt: skip
 
 
-@for_each("path", POSTS)
-def test_what_a_form_could_send_is_refused(shop: Shop, path: str) -> None:
-    """A POST without a JSON content type is refused, so that an HTML form of another site cannot send one."""
+@for_each("method, path", BODIES)
+def test_what_a_form_could_send_is_refused(shop: Shop, method: str, path: str) -> None:
+    """A body without a JSON content type is refused, so that an HTML form of another site cannot send one."""
     for kinds in FORMS:
         headers = [("content-type", kind) for kind in kinds]
-        response = shop.post(path_of(path), content=b'{"task": "shop.anything"}', headers=headers)
+        response = shop.request(method, path_of(path), content=b'{"task": "shop.anything"}', headers=headers)
         problem(response, 415, "wrong-content-type")
 
 

@@ -51,6 +51,8 @@ PATHS = {
     "workers": "/workers",
     "schedules": "/schedules",
     "pauses": "/blocks",
+    "limits": "/limits",
+    "limited job": "/jobs/{limited}",
     "audit log": "/audit",
     "edit form": "/edit/{failed}",
     BULK: "/dead",

@@ -9,6 +9,7 @@ import pytest
 from playwright.sync_api import expect
 
 from onejob.api.api_keys import Role
+from onejob.jobs.limits import KEY_LENGTH
 from onejob.pages.access import User
 from tests.browser.hostile import PARTS, WHOLE, attack
 from tests.browser.support import (
@@ -21,6 +22,7 @@ from tests.browser.support import (
     serving_dashboard,
     serving_login,
 )
+from tests.limited import crowd
 from tests.tiers import deep
 
 if TYPE_CHECKING:
@@ -51,6 +53,7 @@ def mounted(sample: Sample, tmp_path: Path, tabs: Tabs, expected: list[str]) -> 
     """Return where the pages of a sample are, in which there are names of any length."""
     expected.append(NOT_FOUND)
     attack(sample, LONG)
+    sample.named["limited"] = crowd(sample.ledger, f"customer={LONG}"[:KEY_LENGTH])[-1]
     with serving_dashboard(sample, PREFIX) as pages, serving_login(sample, tmp_path, PREFIX) as (login, _):
         yield lambda name: login if name == LOGIN else pages
         tabs.close()

@@ -29,6 +29,7 @@ from tests.cases import for_each
 from tests.cli.command import Shell
 from tests.conftest import every_store
 from tests.fundamentals.shop import order
+from tests.limited import CUSTOMER, crowd
 from tests.operation_cases import completed, failed, queued, running
 from tests.stores.support import StoreAddress
 
@@ -55,6 +56,7 @@ def fill(ledger: Ledger) -> None:
     ledger.submit(order(42, submitter="ann"))
     ledger.submit(order(43, tag_lines="\nimport\n"))
     ledger.park(ledger.submit(order(44)).job, ledger.add_block(PAUSE))
+    crowd(ledger)
 
 
 def cases(ledger: Ledger, client: onejob.Client) -> list[dict[str, Any]]:
@@ -63,7 +65,7 @@ def cases(ledger: Ledger, client: onejob.Client) -> list[dict[str, Any]]:
     return [
         {}, {"state": "queued"}, {"state": ["completed", State.FAILED]}, {"task": "shop.invoice"}, {"task": "none"},
         {"argument": "42"}, {"error": "ValueError"}, {"submitter": "ann"}, {"submitter": ""}, {"tag": "import"},
-        {"pause": PAUSE.id},
+        {"pause": PAUSE.id}, {"room": CUSTOMER}, {"room": "customer=7"},
         {"queue": "none"}, {"worker": "north"}, {"identity": ledger.get(oldest.id).identity},
         {"since": newest.created_at}, {"until": newest.created_at}, {"since": oldest.created_at, "state": "running"},
         {"until": newest.created_at.astimezone(timezone(timedelta(hours=5)))},
@@ -94,7 +96,7 @@ def test_every_front_end_finds_the_same_jobs(
         assert found == [job["id"] for job in http.get(f"/jobs?{urlencode(asked)}").json()["jobs"]], filters
         assert found == shell.ids(*(f"--{name}={text}" for name, text in asked)), filters
         assert client.count(**filters).total == len(found), filters
-    assert len(client.find().jobs) == len([*client.find_all()]) == 8
+    assert len(client.find().jobs) == len([*client.find_all()]) == 11
 
 
 @every_store

@@ -25,7 +25,7 @@ from tests.pages.browser import BASE, Browser, browser_of, mounted, session_of
 from tests.pages.sample import Sample, open_sample
 from tests.stores.support import StoreAddress
 
-PAGES = ("/", "/jobs", "/duplicates", "/dead", "/tasks", "/workers", "/schedules", "/palette", "/audit")
+PAGES = ("/", "/jobs", "/duplicates", "/dead", "/tasks", "/workers", "/schedules", "/limits", "/palette", "/audit")
 
 
 class Decider:

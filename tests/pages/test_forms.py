@@ -43,6 +43,8 @@ def forms_of(sample: Sample) -> list[tuple[str, dict[str, str]]]:
         ("/schedules/celery.backend_cleanup", {"operation": "pause"}),
         ("/blocks", {"kind": "strike", "task": "shop.study_plan"}),
         ("/blocks/p-1", {"kind": "pause"}),
+        ("/limits", {"limit_key": "customer", "value": "0"}),
+        ("/limits/clear", {"limit_key": "customer"}),
         ("/bulk/run", {"operation": "delete", "scope": "matching", "filter": "state=failed"}),
     ]
 

@@ -29,6 +29,7 @@ from onejob.api.request_models import exposed_tasks
 from onejob.api.routes.blocks import BlockRoutes
 from onejob.api.routes.jobs import JobRoutes
 from onejob.api.routes.ledger import LedgerRoutes
+from onejob.api.routes.limits import LimitRoutes
 from onejob.api.routes.operate import OperateRoutes, empty_body
 from onejob.api.routes.submit import check_endpoint, submit_endpoint
 from onejob.celery.app_state import app_state_of
@@ -37,6 +38,7 @@ from onejob.errors import ConfigurationError
 from onejob.jobs.blocks import BLOCK_LIMIT
 from onejob.jobs.public_view import Job
 from onejob.jobs.submitter import Quotas
+from onejob.ledger.limits import LISTED_KEYS
 from onejob.stores.protocol import DUPLICATE_LIMIT, HISTORY_LIMIT, LOGS_KEPT
 
 Responses: TypeAlias = dict[int | str, dict[str, Any]]
@@ -207,6 +209,7 @@ OPERATED = EMPTY | {"dependencies": [Depends(check_operator), Depends(empty_body
 JOB, ENTRY = _returns(Job, **EMPTY), _returns(models.ScheduleEntryView, **OPERATED)
 BLOCKED = _returns(models.BlockView, status_code=201, **OF_ALL)
 UNBLOCKED: dict[str, Any] = OF_ALL | {"status_code": 204, "response_class": Response}
+LIMIT = _returns(models.LimitView, **OF_ALL)
 SUBMITTED, PAGE = _returns(models.SubmitResponse, status_code=202), _returns(models.JobPage)
 EXPLANATION = _returns(models.ExplanationView, **OF_ALL)
 DUPLICATES = _lists(models.DuplicateView, DUPLICATE_LIMIT)
@@ -224,6 +227,7 @@ def _routes_of(
     The role is the lowest role that may call the endpoint; None: no API key is required.
     """
     operate, ledger, blocks = OperateRoutes(app, jobs), LedgerRoutes(app, jobs.ledger), BlockRoutes(app, jobs.ledger)
+    rooms = LimitRoutes(app, jobs.ledger)
     submit, submit_directly = submit_endpoint(app, tasks, limits)
     found = _returns(Job, responses=NOT_MODIFIED, direct=jobs.get_job_directly)
     return (
@@ -258,6 +262,10 @@ def _routes_of(
         ("GET /strikes", Role.READ, blocks.list_strikes, _lists(models.BlockView, BLOCK_LIMIT, **OF_ALL)),
         ("POST /strikes", Role.OPERATE, blocks.strike, BLOCKED),
         ("DELETE /strikes/{block_id}", Role.OPERATE, blocks.lift, UNBLOCKED),
+        ("GET /limits", Role.READ, rooms.list_limits, _lists(models.LimitView, LISTED_KEYS, **OF_ALL)),
+        ("GET /limits/{key:path}", Role.READ, rooms.get_limit, LIMIT),
+        ("PUT /limits/{key:path}", Role.OPERATE, rooms.set_limit, LIMIT),
+        ("DELETE /limits/{key:path}", Role.OPERATE, rooms.clear_limit, UNBLOCKED),
         ("GET /audit", Role.OPERATE, ledger.list_audit, _lists(models.AuditEntryView, models.PAGE_LIMIT, **OF_ALL)),
         ("GET /queues", Role.READ, ledger.list_queues, _lists(models.QueueLoadView, **OF_ALL)),
         ("GET /activity", Role.READ, ledger.get_activity, _returns(models.ActivityView, **OF_ALL)),

@@ -32,7 +32,7 @@ HIDDEN = "job-not-found"
 REFUSAL_WINDOW = 600.0
 """Seconds for which further equal requests are only counted."""
 WINDOW_LIMIT = 1000
-CHANGES = frozenset({"POST", "DELETE"})
+CHANGES = frozenset({"POST", "PUT", "DELETE"})
 """The methods of an operator's actions."""
 OPERATORS = frozenset({Role.OPERATE, Role.EDIT})
 
@@ -117,8 +117,8 @@ class RequestAudit:
 
 
 def _target_of(request: Request) -> str:
-    """Return the id of the job or block, or the name of the schedule entry, in the path of a request; or ""."""
-    names = ("job_id", "entry", "block_id")
+    """Return the id of the job or block, the schedule entry, or the key of a limit in the path of a request; or ""."""
+    names = ("job_id", "entry", "block_id", "key")
     return str(next((request.path_params[name] for name in names if request.path_params.get(name)), ""))
 
 

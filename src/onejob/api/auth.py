@@ -30,6 +30,8 @@ FORWARDING = (
     b"x-envoy-", b"x-azure-", b"x-amzn-trace-id", b"x-cloud-trace-context",
 )  # fmt: skip
 """The beginnings of headers that proxies add: a request with such a header comes from another machine."""
+HAVE_BODIES = frozenset({"POST", "PUT"})
+"""The methods whose requests have JSON bodies."""
 ACCEPTED = 204
 """The status by which dependencies accept a request again; no refusal has this status."""
 SEND_KEY = "send an API key, with the header authorization: Bearer KEY"
@@ -85,7 +87,7 @@ class GuardedRoute(APIRoute):
                 set_caller(request, request.state.authenticate() or caller_in_context(guard.quotas))
                 if request.scope.get("query_string"):
                     check_query(request)
-                if request.method == "POST":
+                if request.method in HAVE_BODIES:
                     request.check_content_type()
                     await request.read_body()
                 response = await handler(request)

@@ -65,6 +65,7 @@ PROBLEM_TYPES: dict[str, ProblemType] = {
     "job-not-found": ProblemType(404, "Job not found", "It was never submitted, or its tombstone has expired."),
     "schedule-not-found": ProblemType(404, "Schedule entry not found", "The beat schedule has no entry of this name."),
     "block-not-found": ProblemType(404, "Pause or strike not found", "It was ended, or its time is over."),
+    "limit-not-found": ProblemType(404, "Limit not found", "No task defines it, or no worker with one has started."),
     "method-not-allowed": ProblemType(405, "Method not allowed", "`Allow` lists the methods of the path."),
     "request-timeout": ProblemType(408, "Request too slow", "Its headers or its body did not arrive in time."),
     "duplicate-job": ProblemType(
@@ -164,6 +165,7 @@ REPORTS: dict[type[Exception], Report] = {
     errors.ScheduleEntryNotFoundError: Report("schedule-not-found"),
     errors.BlockNotFoundError: Report("block-not-found"),
     errors.InvalidBlockError: Report("invalid-arguments"),
+    errors.InvalidLimitError: Report("invalid-arguments"),
     errors.KeyRequiredError: Report("key-required"),
     errors.InvalidArgumentsError: Report("invalid-arguments"),
     errors.InvalidPayloadError: Report("invalid-arguments"),

@@ -11,6 +11,7 @@ from pydantic_core import to_json
 
 from onejob.api.problems import Problem
 from onejob.client.jobs import DuplicateCheck
+from onejob.client.limits import LimitRow
 from onejob.client.schedules import ScheduleEntry
 from onejob.jobs.audit_entries import AuditEntry
 from onejob.jobs.blocks import Block, BlockKind
@@ -26,6 +27,7 @@ from onejob.ledger.cursor import CURSOR_LIMIT, CURSOR_PATTERN
 from onejob.ledger.dead_letters import GROUP_LIMIT, FailureGroup
 from onejob.ledger.schedules import Missed
 from onejob.ledger.stats import QueueLoad
+from onejob.stores.protocol import LISTED_HOLDERS
 
 PAGE_LIMIT = 200
 """The maximum number of jobs or other rows of a page."""
@@ -140,6 +142,16 @@ BlockView = view_of(
     Block, "BlockView",
     "A pause or a strike: it matches the jobs of a task, of a queue (empty: any), and with these values of arguments.",
     kind=BlockKind, where=dict[str, str], until=Time | None,
+)  # fmt: skip
+
+
+LimitView = view_of(
+    LimitRow, "LimitView",
+    "A limit (`customer`), or one of its keys (`customer=42`): how much room it has, and who uses it.\n\n"
+    "`value`: how many jobs may run at once, or a rate; null: nothing limits it. `default`: the value of the "
+    "definition;\nnull: no task has one. `holders`: the ids of the jobs that have a slot, at most 100; of a rate those "
+    "that are about\nto run.",
+    until=Time | None, holders=Annotated[list[str], at_most(LISTED_HOLDERS)],
 )  # fmt: skip
 
 

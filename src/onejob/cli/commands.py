@@ -10,6 +10,7 @@ from onejob.cli.beat import beat
 from onejob.cli.blocks import lift, pause, pauses, resume, strike, strikes
 from onejob.cli.installation import doctor, migrate, probe
 from onejob.cli.jobs import dead, identity, jobs, why
+from onejob.cli.limits import limits
 from onejob.cli.printing import clean
 from onejob.cli.reports import activity, audit, costs, duplicates, metrics, queues, workers
 from onejob.cli.serve import keys, serve
@@ -80,7 +81,7 @@ def demo(documents: str | None, port: int, *, stay: bool, in_memory: bool) -> No
 for group in (main, celery_group):
     for command in (
         jobs, dead, duplicates, costs, activity, audit, why, identity, workers, queues, beat, pause, resume, pauses,
-        strike, lift, strikes, metrics, migrate, doctor,
+        strike, lift, strikes, limits, metrics, migrate, doctor,
         demo, serve, keys, probe,
     ):  # fmt: skip
         group.add_command(command)

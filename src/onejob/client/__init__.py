@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         HistoryEntry,
         JobCount,
         JobPage,
+        LimitState,
         QueueLoad,
         RunLog,
         Schedule,
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Block", "BulkPage", "Client", "Duplicate", "Edit", "Explanation", "Failure", "Filters", "HistoryEntry", "JobCount",
-    "JobPage", "QueueLoad", "RunLog", "Schedule", "Worker",
+    "JobPage", "LimitState", "QueueLoad", "RunLog", "Schedule", "Worker",
 ]  # fmt: skip
 _MODULES = {"Client": "client", "Filters": "filters"}
 """The modules of the names that are not in `values`: a front end that needs one operation imports no more."""

@@ -24,6 +24,7 @@ from onejob.client.filters import (
     read_filters,
     select_matching,
 )
+from onejob.client.limits import row_of, shown_exception
 from onejob.client.operation import Operation
 from onejob.client.operator import Operator
 from onejob.client.values import (
@@ -35,6 +36,7 @@ from onejob.client.values import (
     Explanation,
     JobCount,
     JobPage,
+    LimitState,
     QueueLoad,
     Schedule,
     Worker,
@@ -295,6 +297,37 @@ class Client:
         """Return the strikes that are not over, oldest first."""
         return [value_of(Block, each) for each in self._ledger.list_blocks(BlockKind.STRIKE)]
 
+    # --- limits -------------------------------------------------------------------------------------------------------
+
+    def limits(self) -> list[LimitState]:
+        """Return the limits that tasks define, the exceptions, and the keys that jobs wait for, by key."""
+        return [value_of(LimitState, row_of(each)) for each in self._operator().list_limits()]
+
+    def limit(self, key: str) -> LimitState:
+        """Return a limit by name (`customer`), or one of its keys (`customer=42`). Raises `InvalidLimitError`."""
+        return value_of(LimitState, row_of(self._operator().find_limit(key)))
+
+    def set_limit(self, key: str, value: int | str, *, until: datetime | timedelta | None = None) -> LimitState:
+        """Set an exception for a limit by name, or for one of its keys: all workers obey it at once.
+
+        `value`: how many jobs may run at once, 0 to stop them, or a rate such as `"90/minute"`. `until`: when the
+        exception ends by itself. Running jobs are left alone. Raises `InvalidLimitError`, and nothing is written, for
+        another kind of value than that of the definition, and if no worker with such a limit has started.
+        """
+        operator, text = self._operator(), str(value)
+        ends_at = None if until is None else later_time("until", until, operator.ledger.read_clock())
+        with self._recorded("set_limit", key, shown_exception(text, ends_at)):
+            return value_of(LimitState, row_of(operator.set_limit(key, text, until=ends_at)))
+
+    def clear_limit(self, key: str) -> LimitState:
+        """End the exception of a limit or a key, if it has one, and return what is valid then.
+
+        Raises `InvalidLimitError`.
+        """
+        operator = self._operator()
+        with self._recorded("clear_limit", key):
+            return value_of(LimitState, row_of(operator.clear_limit(key)))
+
     def close(self) -> None:
         """Close the ledger that the client has opened; the ledger of an app stays open. Its next use opens it again."""
         ledger: Ledger | None = self.__dict__.pop(OPENED, None)
@@ -389,6 +422,10 @@ class Client:
     astrike = in_thread(strike)
     alift = in_thread(lift)
     astrikes = in_thread(strikes)
+    alimits = in_thread(limits)
+    alimit = in_thread(limit)
+    aset_limit = in_thread(set_limit)
+    aclear_limit = in_thread(clear_limit)
     amigrate = in_thread(migrate)
     aclose = in_thread(close)
 

@@ -39,6 +39,8 @@ class Filters(TypedDict, total=False):
     """Only jobs whose latest run is, or was, on this worker."""
     pause: str | None
     """Only jobs that wait for the end of this pause, by its id."""
+    room: str | None
+    """Only jobs that wait for room on this key of a limit, such as `customer=42`."""
     identity: str | None
     since: Time | None
     """Only jobs that were submitted at this time or later."""

@@ -17,13 +17,16 @@ from onejob import errors
 from onejob.celery.messages.broker import connect_to_broker
 from onejob.client.blocks import new_block
 from onejob.client.jobs import CheckArguments, edit
+from onejob.client.limits import new_exception
 from onejob.client.operation import Operation
 from onejob.client.redrive import handover_of, redrive
 from onejob.jobs.blocks import Block, BlockKind
 from onejob.jobs.lifecycle import State
+from onejob.jobs.limits import name_of
 from onejob.jobs.model import Admission, JobRow
 from onejob.ledger.bulk import BulkResult, Selection, bulk_apply
 from onejob.ledger.ledger import Ledger
+from onejob.ledger.limits import LimitState, find_limit, list_limits
 from onejob.ledger.needed import needed_by_itself
 from onejob.ledger.reader import JobReader
 from onejob.observability.logs import log_warning
@@ -127,6 +130,35 @@ class Operator:
     def end_block(self, block_id: str, kind: BlockKind) -> Block:
         """End a pause, whose jobs are due then, or a strike, and return it. Raises `BlockNotFoundError`."""
         return self.ledger.end_block(block_id, kind)
+
+    # --- limits -------------------------------------------------------------------------------------------------------
+
+    def list_limits(self) -> list[LimitState]:
+        """Return the limits, the exceptions, and the keys that jobs wait for, by key."""
+        return list_limits(self.reader or self.ledger)
+
+    def find_limit(self, key: str) -> LimitState:
+        """Return the state of a name or a key. Raises `InvalidLimitError` for one that is not known."""
+        state = find_limit(self.reader or self.ledger, key)
+        if not state.is_known:
+            raise errors.InvalidLimitError(
+                f"no task defines a limit {name_of(key)!r}: a worker with the task must have started"
+            )
+        return state
+
+    def set_limit(self, key: str, text: str, *, until: float | None = None) -> LimitState:
+        """Write an exception for a name or a key, and return its state; jobs that have room then are due at once.
+
+        Raises as `new_exception` and `Ledger.set_limit` do.
+        """
+        self.ledger.set_limit(new_exception(key, text, until=until))
+        return self.find_limit(key)
+
+    def clear_limit(self, key: str) -> LimitState:
+        """End the exception of a name or a key, if it has one, and return its state. Raises as `find_limit` does."""
+        self.find_limit(key)
+        self.ledger.clear_limit(key)
+        return find_limit(self.reader or self.ledger, key)
 
     # --- the schedule -------------------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from onejob.ledger.stats import QueueLoad
 
 __all__ = [
     "Block", "BulkPage", "Cost", "Costs", "Duplicate", "Edit", "Explanation", "Failure", "HistoryEntry", "Job",
-    "JobCount", "JobPage", "QueueLoad", "RunLog", "Schedule", "Worker", "explanation_of", "value_of",
+    "JobCount", "JobPage", "LimitState", "QueueLoad", "RunLog", "Schedule", "Worker", "explanation_of", "value_of",
 ]  # fmt: skip
 V = TypeVar("V")
 
@@ -173,6 +173,28 @@ class Block:
     note: str
     created_by: str
     created_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitState:
+    """A limit, or one of its keys: how much room it has, and who uses it."""
+
+    key: str
+    """The name of a limit, such as `customer`, or one of its keys, such as `customer=42`."""
+    value: str | None
+    """How many jobs may run at once, or a rate: `3`, `90000/minute`. None: nothing limits the key."""
+    default: str | None
+    """The value of the definition; None: no task defines the limit any more."""
+    is_exception: bool
+    """Whether an exception is in force, of the key or of its name."""
+    until: datetime | None
+    """When the exception ends by itself; None: not before it is cleared."""
+    use: str
+    """The use as text: `3 of 3 run`; empty for a name that no job has as its key."""
+    waiting: int
+    """How many jobs wait for room."""
+    holders: tuple[str, ...]
+    """The ids of the jobs that have a slot, at most 100; of a rate those that are about to run."""
 
 
 def value_of(kind: type[V], row: object) -> V:

@@ -92,9 +92,9 @@ CALLS = (
     "hdel KEY a", "hincrby KEY a 1", "hincrbyfloat KEY a 1", "hscan KEY 0", "get KEY", "mget KEY", "set KEY a",
     "del KEY", "unlink KEY", "exists KEY", "expire KEY 1", "zadd KEY 1 a", "zrem KEY a", "zscore KEY a",
     "zmscore KEY a", "zcard KEY", "zrange KEY 0 1", "zrevrange KEY 0 1", "zrangebyscore KEY 0 1",
-    "zrevrangebyscore KEY 0 1", "zremrangebyrank KEY 0 1", "lpush KEY a", "rpush KEY a", "lset KEY 0 a",
-    "lindex KEY 0", "lpos KEY a", "lrange KEY 0 1", "ltrim KEY 0 1", "publish CHANNEL a", "subscribe CHANNEL",
-    "unsubscribe CHANNEL", "time", "ping",
+    "zrevrangebyscore KEY 0 1", "zrank KEY a", "zremrangebyrank KEY 0 1", "zremrangebyscore KEY 0 1", "lpush KEY a",
+    "rpush KEY a", "lset KEY 0 a", "lindex KEY 0", "lpos KEY a", "lrange KEY 0 1", "ltrim KEY 0 1", "publish CHANNEL a",
+    "subscribe CHANNEL", "unsubscribe CHANNEL", "time", "ping",
 )  # fmt: skip
 """A call of each command that the ledger sends, with a key and a channel of the ledger."""
 

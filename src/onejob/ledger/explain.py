@@ -93,7 +93,7 @@ def explain(
         subject += f"; its identity is {job.identity}"
     followed = None if job.follows_id is None else ledger.get_or_none(job.follows_id)
     sentences = [f"{subject}.", *_describe_past(job, history, duplicates, format_time)]
-    parts, wait = _parts_of(ledger, job), describe_wait(ledger, job, snapshot.now)
+    parts, wait = _parts_of(ledger, job), describe_wait(ledger, job, snapshot.now, redact=redact or str)
     sentences += Situation(job, snapshot, queued_at, followed, format_time, wait, parts).describe()
     if stuck is not None:
         sentences.append(f"It is stuck: {stuck}.")

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from onejob.jobs.lifecycle import State
+from onejob.jobs.limits import PARKED_BY_LIMIT
 from onejob.jobs.query import Query
 
 
@@ -40,6 +41,7 @@ FILTERS = (
     Filter("queue", "Only jobs of this queue.", "queue"),
     Filter("worker", "Only jobs whose latest run is, or was, on this worker.", "node"),
     Filter("pause", "Only jobs that wait for the end of this pause.", "parked_on"),
+    Filter("room", "Only jobs that wait for room on this key of a limit: customer=42.", "parked_on", reveals=True),
     Filter("identity", "Only jobs of this identity, as `onejob identity` prints it.", "identity", reveals=True),
     Filter("since", "Submitted at this time or later: 2026-01-31T12:00:00Z.", "since", float),
     Filter("until", "Submitted before this time.", "until", float),
@@ -49,7 +51,7 @@ PARTS_OF_TEXTS = frozenset({"argument", "error"})
 """The filters that look for a part of a text, of which the empty one is a part of each."""
 AUDITED = frozenset({
     "operation", "scope", "all", "dry_run", "force", "forget_steps", "limit", "identity", "error_type",
-    *(each.name for each in FILTERS if not each.reveals),
+    "limit_key", "value", *(each.name for each in FILTERS if not each.reveals),
 })  # fmt: skip
 """The fields whose values the audit log has, also within a filter. Of others, which may quote arguments, only names."""
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[3457][0-9a-f]{3}-[89ab][0-9a-f]{3}-(?P<last>[0-9a-f]{12})")
@@ -59,6 +61,8 @@ _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[3457][0-9a-f]{3}-[89ab][0-9a-f]{3}
 def query_of(given: Mapping[str, Any], **more: Any) -> Query:
     """Return the query with filters by name (None: it selects all) and `more` fields, which take precedence."""
     values = {each.field: given[each.name] for each in FILTERS if given.get(each.name) is not None}
+    if given.get("room"):
+        values["parked_on"] = PARKED_BY_LIMIT + given["room"] + (given.get("pause") or "")  # no job waits for both
     if "states" in values:
         values["states"] = frozenset(map(State, values["states"]))
     if "arguments" in values:

@@ -20,6 +20,7 @@ from onejob.jobs.model import JobRow, Outcome
 from onejob.jobs.query import Query
 from onejob.jobs.timestamps import to_datetime
 from onejob.jobs.workers import WorkerInfo
+from onejob.ledger.limits import count_waiting
 from onejob.ledger.reader import JobReader
 from onejob.ledger.timeline import SpanKind, build_timeline
 from onejob.observability.events import EVENT_NAMES
@@ -438,6 +439,7 @@ def read_metrics(ledger: JobReader) -> dict[str, dict[Key, float]]:
     loads = loads_of(backlog, workers, now)
     for name, field_name in QUEUE_SERIES.items():
         values[name] = {(name, load.queue): float(getattr(load, field_name)) for load in loads}
+    values["limit_waiting"] = {("limit_waiting", name): float(count) for name, count in count_waiting(ledger).items()}
     return values
 
 

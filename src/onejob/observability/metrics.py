@@ -67,6 +67,7 @@ SERIES: Mapping[str, Series] = {
     "queue_running": Series(_G, ("queue",), "Jobs of a queue that run."),
     "queue_oldest_due_seconds": Series(_G, ("queue",), "How long the oldest due job of a queue has been due."),
     "queue_slots": Series(_G, ("queue",), "How many jobs the workers of a queue run at a time."),
+    "limit_waiting": Series(_G, ("limit",), "Jobs that wait for room on a key of a limit."),
     "workers": Series(_G, (), "Worker nodes with a recent heartbeat."),
 }
 """All series by name, without `PREFIX`. Gauges are read from the store at scrape time, not counted."""

@@ -32,6 +32,7 @@ from onejob.pages.context import Context
 from onejob.pages.job import edit_page
 from onejob.pages.job_filters import SEARCH_SECONDS, filter_text, only_stuck, read_filters
 from onejob.pages.job_rows import job_rows
+from onejob.pages.limits import clear_limit, set_limit
 from onejob.pages.lists import SCHEDULES
 from onejob.pages.page_request import PageRequest
 from onejob.pages.rendering import Page, Redirect, job_path
@@ -264,6 +265,8 @@ ACTIONS = (
     Action("schedule", "/schedules/{entry:path}", _operate_schedule),
     Action("block", "/blocks", make_block),
     Action("end block", "/blocks/{block_id}", end_block),
+    Action("set_limit", "/limits", set_limit),
+    Action("clear_limit", "/limits/clear", clear_limit),
     Action("bulk preview", "/bulk/preview", preview_bulk, changes=False, is_bulk=True),
     Action("bulk", "/bulk/run", run_bulk, is_bulk=True),
 )

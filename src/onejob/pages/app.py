@@ -28,11 +28,15 @@ from onejob.pages.context import Context
 from onejob.pages.endpoints import Endpoints
 from onejob.pages.job import EDIT, JOB
 from onejob.pages.job_list import FIND, JOBS, PALETTE
+from onejob.pages.limits import LIMITS
 from onejob.pages.lists import AUDIT, DEAD_LETTERS, SCHEDULES, WORKERS
 from onejob.pages.rendering import VersionedFiles
 from onejob.pages.sessions import Sessions
 
-VIEWS = (OVERVIEW, JOBS, JOB, EDIT, DUPLICATES, DEAD_LETTERS, TASKS, WORKERS, SCHEDULES, BLOCKS, AUDIT, PALETTE, FIND)
+VIEWS = (
+    OVERVIEW, JOBS, JOB, EDIT, DUPLICATES, DEAD_LETTERS, TASKS, WORKERS, SCHEDULES, BLOCKS, LIMITS, AUDIT, PALETTE,
+    FIND,
+)  # fmt: skip
 """All pages, in the order in which their paths are matched."""
 
 

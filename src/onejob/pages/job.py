@@ -25,6 +25,7 @@ from onejob.observability.metrics import WEBHOOK_TASK
 from onejob.pages.activity import uniqueness_rule
 from onejob.pages.context import UNREADABLE, Context
 from onejob.pages.job_rows import job_row
+from onejob.pages.limits import limits_of
 from onejob.pages.page_request import PageRequest
 from onejob.pages.rendering import Page, Redirect, View, pretty
 from onejob.webhooks.job import WebhookPayload
@@ -68,6 +69,7 @@ def _build_job(context: Context, request: PageRequest) -> Page | Redirect:
         "lease_left": None if job.lease_until is None else job.lease_until - now,
         "stuck": explanation.stuck,
         "sentences": explanation.sentences,
+        "limits": limits_of(context, job),
         **_timeline(job, explanation.history, now),
         "history": [fields_of(entry) for entry in explanation.history],
         "logs": [

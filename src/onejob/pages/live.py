@@ -88,12 +88,12 @@ class ChangeFeed:
 
 
 def read_version(ledger: Ledger) -> Version:
-    """Return the version of a ledger: it differs after a change of a job, a worker, a schedule or a block."""
+    """Return the version of a ledger: it differs after a change of a job, a worker, a schedule, a block or a limit."""
     totals = ledger.store.totals()
     figures = sorted(item for item in totals.items() if not item[0].startswith(NO_CHANGE))
     newest = ledger.find(Query(limit=1, light=True))
     store = ledger.store
-    others = ([each.nonce for each in store.schedules()], [each.id for each in store.blocks()])
+    others = ([each.nonce for each in store.schedules()], [each.id for each in store.blocks()], store.limit_values())
     return (figures, [job.id for job in newest], [each.name for each in ledger.workers()], *others)
 
 
