@@ -347,15 +347,17 @@ def test_a_replacement_may_have_an_identity_in_use(shared: Cluster) -> None:
 
 
 @pytest.mark.parametrize("backend", ["disabled://", pytest.param(None, marks=pytest.mark.deep)])
-@provokes(logs=["StrangeError"], because="a part fails")
+@provokes(
+    Transition.NOTIFY_CANVAS, logs=["StrangeError"], because="a part fails, and one is canceled when its run is retried"
+)
 def test_a_replacement_that_breaks_ends_the_job(new_cluster: Callable[..., Cluster], backend: str | None) -> None:
     """If a task before the end of a replacing chain fails or is canceled, so is the job, also without a backend."""
     cluster = new_cluster(**({"result_backend": backend} if backend else {}))
     cluster.worker("-c", "3")
     failed = cluster.play.delay("fails", ["replace:strange,note"], ["part"])
     canceled = cluster.play.delay("canceled", ["replace:play_long_lease,note"], ["part", ["hold>retry:3600"]])
-    part = await_(lambda: next((job for job in cluster.live() if job.task == "play_long_lease"), None))
-    cluster.ledger.cancel(part.id)
+    part = cluster.await_mark("part")[0]["job"]
+    cluster.ledger.cancel(part)
     cluster.open("part")
     assert cluster.await_state(failed, State.FAILED, State.CANCELED).state is State.FAILED
     assert cluster.await_state(canceled, State.FAILED, State.CANCELED).state is State.CANCELED
