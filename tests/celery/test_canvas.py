@@ -125,7 +125,8 @@ def test_a_chord_whose_member_is_canceled(shared: Cluster) -> None:
         member = shared.play.s(end, ["hold:never"]).set(countdown=3600 if end == "revoked" else None)
         body = shared.gather.s(f"{end} body").on_error(shared.errback.s(key=f"{end} errback"))
         result: Any = chord([shared.play.s(f"calm {end}", ["return"]), member])(body)
-        canceled = shared.play.AsyncResult(result.parent.results[1].id)
+        calm, canceled = (shared.play.AsyncResult(each.id) for each in result.parent.results)
+        shared.await_settled(shared.await_state(calm, State.COMPLETED))  # it could claim the call of the errback, too
         if end == "terminated":
             shared.await_mark(end)
             shared.app.control.terminate(canceled.id)
