@@ -209,7 +209,7 @@ def test_no_wait_is_redelivered(cluster: Cluster) -> None:
     await_(lambda: Transition.RETRY in cluster.events(retried))
     far = cluster.play.apply_async(("far", ["return"]), countdown=3)
     await_(lambda: not cluster.queued_messages())
-    foreign = cluster.app.send_task("play", ("foreign", ["return"]), countdown=4).id  # which Celery holds
+    foreign = cluster.app.send_task("play", ("foreign", ["return"]), countdown=10).id  # which Celery holds
     await_(lambda: sum(worker.text.count(f"[{foreign}] received") for worker in cluster.workers) > 1)
     assert (far.get(PATIENCE), retried.get(PATIENCE)) == ("far", "retried")
     job = cluster.assert_ran(far, State.COMPLETED, "far", 1)
