@@ -15,6 +15,7 @@ from typing import Any
 import psycopg
 import pytest
 import redis
+from celery import _state as celery_state
 from hypothesis import settings
 
 from onejob.ledger.ledger import Ledger
@@ -49,6 +50,15 @@ def make_ledger(url: str, schema: str) -> None:
     """Make an empty ledger in a PostgreSQL by the SQL that `onejob migrate` prints."""
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute(_ledger_sql().replace("the_ledger", schema).encode())
+
+
+@pytest.fixture(autouse=True)
+def own_shared_tasks() -> Iterator[None]:
+    """Keep the tasks that a test shares, as `app.task` does by default, from the apps of later tests."""
+    finalizers: set[Any] = celery_state._on_app_finalizers  # type: ignore[attr-defined] # Celery's own
+    before = {*finalizers}
+    yield
+    finalizers.intersection_update(before)
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import pytest
 
+from onejob.celery.messages.payload import REPLACED
 from onejob.jobs.lifecycle import Transition
 from onejob.jobs.query import Query
 
@@ -26,6 +27,11 @@ HEALING = RUN_ENDS | {
     Transition.PUBLISH, Transition.UNPUBLISHABLE, Transition.NOTIFY_CANVAS, Transition.CANVAS_ABANDONED,
 }  # fmt: skip
 """The transitions after which a job is sent or runs once more, or is given up."""
+LOOK = (Transition.RELEASE, REPLACED)
+"""The event and the detail of a replaced job that looks for the end of its replacement: no body has run, or runs again.
+
+The first look is after a second: whether it finds the end depends on the machine.
+"""
 HEALED = ("published again", "could not be sent", "did not accept")
 """What a publication says of itself that is not the first one, or that failed."""
 KILLED = "exited with 'signal 9 (SIGKILL)'"
@@ -142,7 +148,9 @@ class JobReader:
 
 def _healed(ledger: Ledger, job: JobRow) -> Iterator[Trouble]:
     for before, entry in pairwise(ledger.history(job.id)):
-        if entry.event in HEALING and (entry.event != Transition.PUBLISH or _heals(job, before, entry)):
+        if entry.event not in HEALING or (entry.event, entry.detail) == LOOK:
+            continue
+        if entry.event != Transition.PUBLISH or _heals(job, before, entry):
             yield Trouble(entry.event, f"job {job.id} of {job.task}: {entry}")
 
 

@@ -22,6 +22,7 @@ from celery.exceptions import Ignore, Reject
 
 import onejob
 from onejob.celery.submission.options import tasks_of
+from onejob.celery.worker import acknowledgements
 from onejob.errors import StoreRefusedError, describe
 from onejob.ledger import ledger
 from onejob.logs import JsonFormatter
@@ -54,6 +55,9 @@ TRACED = "test_traced"
 
 LATE = "test_late"
 """Name in the configuration: settings that a worker gets in this signal, `celeryd_init` or `worker_init`, only."""
+
+ACK_DELAY = "test_ack_delay"
+"""Name in the configuration: the seconds for which an acknowledgement to RabbitMQ waits for others in a worker."""
 
 TENANT = "test_tenant"
 """Name in the configuration: the tenant in this process, which the app adds to each message that it publishes."""
@@ -579,5 +583,6 @@ if CONFIG in os.environ:
         report_to(Path(app.conf["test_directory"]), **app.conf[SENTRY])
     if TRACED in app.conf:
         trace_to(Path(app.conf["test_directory"]), batch=app.conf[TRACED] == "batch")
+    acknowledgements.ACK_DELAY = app.conf.get(ACK_DELAY, acknowledgements.ACK_DELAY)
     if HOOK in os.environ:
         fault(os.environ[HOOK])

@@ -206,7 +206,7 @@ def test_the_link_of_a_schedule_entry(new_cluster: Callable[..., Cluster]) -> No
     cluster = new_cluster(onejob_beat=True)
     link = cluster.play_requires_key.si("linked", ["return"])
     entry = {"task": "echo", "schedule": 0.5, "args": ["tick"], "options": {"link": link}}
-    cluster.worker("-c", "2", beat_schedule={"ticks": entry})
+    cluster.worker("-c", "2", beat_schedule={"ticks": entry}, onejob_shutdown_grace=PATIENCE)  # a tick may be running
     cluster.await_mark("linked", times=3)
     cluster.workers[0].stop()
     ticks = cluster.jobs(task="echo", states=frozenset({State.COMPLETED}))

@@ -12,6 +12,7 @@ from amqp.exceptions import FrameSyntaxError
 from onejob import Outcome, State
 from onejob.celery.app_state import app_state_of
 from onejob.jobs.lifecycle import Transition
+from tests.celery.app import ACK_DELAY
 from tests.celery.harness import LEASE, PATIENCE, Cluster, await_
 from tests.proxies import HalfOpen
 from tests.quiet import provokes
@@ -40,6 +41,13 @@ def behind(half_open: HalfOpen, rabbit: Cluster) -> Any:
 def ready(channel: Any, queue: str) -> int:
     """Return how many messages wait in a queue."""
     return int(channel.queue_declare(queue, passive=True).message_count)
+
+
+def accepted(cluster: Cluster) -> int:
+    """Return how many messages the parent of a cluster's worker knows to be in the hands of its processes."""
+    (worker,) = cluster.workers
+    stats = cluster.app.control.inspect([f"{worker.name}@test"]).stats() or {}
+    return sum(each["total"].get("play", 0) for each in stats.values())
 
 
 def test_a_body_without_memory_ends_no_worker(rabbit: Cluster) -> None:
@@ -99,10 +107,11 @@ def test_a_message_that_cannot_be_written_is_refused(rabbit: Cluster) -> None:
 
 def test_a_stopping_worker_has_acknowledged_all(rabbit: Cluster, channel: Any, queue: str) -> None:
     """Acknowledgements that wait for others are sent before a worker ends: nothing is delivered again."""
-    rabbit.use_lease(LEASE)
-    worker = rabbit.worker("-c", "1", worker_prefetch_multiplier=10)
+    worker = rabbit.worker("-c", "1", worker_prefetch_multiplier=10, **{ACK_DELAY: 10 * PATIENCE})
     results = [rabbit.play.delay(f"job-{number}", ["return"]) for number in range(3)]
     assert [result.get(PATIENCE) for result in results] == ["job-0", "job-1", "job-2"]
+    # A job may have ended before the worker's parent has read that it began, and then Celery acknowledges nothing.
+    await_(lambda: accepted(rabbit) == len(results))
     worker.stop()
     assert ready(channel, queue) == 0
 

@@ -33,7 +33,6 @@ def replaced(cluster: Cluster, key: str, canvas: Any) -> Any:
 
 
 @on_every_store("shared")
-@provokes(Transition.RELEASE, because="a job that was replaced looks for its end")
 def test_a_replaced_job_and_its_part_are_redriven_in_any_order(shared: Cluster) -> None:
     """Redriving a job that a chain replaced, or the part that failed, has the rest of the chain run, and no more."""
     cases = [(f"{order}, before {end}", order, end) for order in ORDERS for end in ENDS]
@@ -60,7 +59,6 @@ def test_a_replaced_job_and_its_part_are_redriven_in_any_order(shared: Cluster) 
         shared.assert_free(name)
 
 
-@provokes(Transition.RELEASE, because="a job that was replaced looks for its end")
 def test_a_replaced_job_whose_identity_is_held_is_not_redriven(shared: Cluster) -> None:
     """While an equal job is live, redriving a replaced one is refused before the part that failed is redriven."""
     part = ["play", "held part", ["permanent", "return"]]
@@ -78,7 +76,7 @@ def test_a_replaced_job_whose_identity_is_held_is_not_redriven(shared: Cluster) 
 
 
 @on_every_store("shared")
-@provokes(Transition.RELEASE, Transition.NOTIFY_CANVAS, because="a task of Celery's is called again")
+@provokes(Transition.NOTIFY_CANVAS, because="a task of Celery's is called again")
 def test_the_last_task_of_a_replacement_is_called_again(shared: Cluster) -> None:
     """Redriving a job whose chain ended in a task of Celery's that failed calls that again, and no part before it."""
     result = replaced(shared, "last fails", {"chain": [["play", "paid", ["return"]], ["fails_once", "end"]]})
@@ -90,7 +88,7 @@ def test_the_last_task_of_a_replacement_is_called_again(shared: Cluster) -> None
 
 
 @on_every_store("shared")
-@provokes(Transition.RELEASE, logs=["ChordError"], because="a member fails, and the job looks for its end")
+@provokes(logs=["ChordError"], because="a member fails")
 def test_a_job_whose_chord_failed_runs_again(shared: Cluster) -> None:
     """A chord that has failed cannot go on: redriving the job that it replaced runs the body again."""
     members = [["play", "good", ["return:good"]], ["fails_once", "bad"]]
@@ -102,7 +100,6 @@ def test_a_job_whose_chord_failed_runs_again(shared: Cluster) -> None:
     assert shared.runs("chord") == 2
 
 
-@provokes(Transition.RELEASE, because="a job that was replaced looks for its end")
 def test_what_a_replaced_job_waits_for_is_explained(shared: Cluster) -> None:
     """`why` names the job of a replacement that runs, then the task that has the id, and a part that has failed."""
     part = ["play", "explained part", ["hold:explained>permanent", "return"]]
@@ -145,7 +142,6 @@ def shape(key: str, data: Any) -> Any:
 
 
 @on_every_store("cluster")
-@provokes(Transition.RELEASE, because="a job that was replaced looks for its end")
 def test_a_part_that_equals_the_replaced_job_runs(cluster: Cluster) -> None:
     """A part of what replaces a job that equals the job runs as a part of it: the job does not wait for itself."""
     cluster.worker("--pool", "threads", "-c", "20")
@@ -166,7 +162,7 @@ def test_a_part_that_equals_the_replaced_job_runs(cluster: Cluster) -> None:
 
 
 @on_every_store("cluster")
-@provokes(Transition.RELEASE, logs=["OneJobError"], because="two jobs wait for each other")
+@provokes(logs=["OneJobError"], because="two jobs wait for each other")
 def test_jobs_that_wait_for_each_other_fail(cluster: Cluster) -> None:
     """Two jobs that replace themselves by calls that are equal to the other fail, with the circle as the error."""
     cluster.worker("-c", "4")

@@ -10,7 +10,7 @@ from typing import Any
 
 import celery
 import pytest
-from celery import Celery, _state
+from celery import Celery
 
 import onejob
 from checks.project import PACKAGE
@@ -19,13 +19,6 @@ from onejob.celery.option_declarations import CELERY_OPTIONS
 from onejob.celery.submission.call import parse_item
 from tests.cases import for_each
 from tests.stores.races import together
-
-
-@pytest.fixture(autouse=True)
-def own_shared_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep the shared tasks of a test from the apps of other tests."""
-    state: Any = _state
-    monkeypatch.setattr(state, "_on_app_finalizers", {*state._on_app_finalizers})
 
 
 @pytest.fixture

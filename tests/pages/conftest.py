@@ -9,11 +9,18 @@ from pathlib import Path
 import pytest
 
 from onejob.api.api_keys import KeyFile, Role
+from onejob.pages import context
 from tests.pages.browser import Browser, browser_of
 from tests.pages.sample import Sample, copied_sample, fill, open_sample
 from tests.stores.support import StoreAddress
 
 JOBS_PER_HOUR = 2
+
+
+@pytest.fixture(autouse=True)
+def fresh_stats(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cache no statistics, however long a busy machine takes to read them."""
+    monkeypatch.setattr(context, "STATS_COST_FACTOR", 0.0)
 
 
 @pytest.fixture(scope="session")

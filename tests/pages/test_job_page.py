@@ -249,7 +249,8 @@ def test_every_job_has_a_page(any_sample: Sample) -> None:
         assert browser.json(f"/jobs/{job_id}")["job"]["state"] == any_sample.ledger.get(job_id).state
     submit(any_sample, "%2F")
     with serving(mounted(any_sample.app, authorize=lambda _request: ("ann", "read"))) as served:
-        assert httpx2.get(f"{served.url}/ops/jobs/%252F?format=json").json()["job"]["id"] == "%2F"
+        found = httpx2.get(f"{served.url}/ops/jobs/%252F?format=json", timeout=60).json()
+        assert found["job"]["id"] == "%2F"
 
 
 SECRET = "s3cret-4711"  # noqa: S105 - what the tests look for

@@ -34,7 +34,7 @@ def published(sample: Sample, keys: KeyFile, *, removes_path: bool) -> Iterator[
     """Serve the app as `onejob serve --root-path` does, behind a proxy; yield a client of the proxy."""
     app = RootPath(create_app_with_dashboard(sample.app, keys.path), ROOT)
     with serving(app) as served, publishing(served.url, ROOT, removes_path=removes_path) as url:
-        assert httpx2.get(f"{served.url}/healthz").status_code == 200, "a probe knows no path of a proxy"
+        assert httpx2.get(f"{served.url}/healthz", timeout=60).status_code == 200, "a probe knows no path of a proxy"
         with httpx2.Client(base_url=url, timeout=60) as client:
             yield client
 

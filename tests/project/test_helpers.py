@@ -11,8 +11,13 @@ from pathlib import Path
 import pytest
 
 from checks.project import ROOT
-from tests.quiet import LogReader, pytest_runtest_call, unwatch, watch
+from onejob.celery.messages.payload import REPLACED
+from onejob.jobs.handover import BY_CALLER
+from onejob.jobs.lifecycle import Transition
+from onejob.ledger.ledger import Ledger
+from tests.quiet import JobReader, LogReader, pytest_runtest_call, unwatch, watch
 from tests.services import free_port
+from tests.stores.support import accepted, submission
 
 CONFTEST = """
 from tests import tiers
@@ -109,6 +114,17 @@ def test_an_error_in_a_log_fails_its_own_test_alone(request: pytest.FixtureReque
         with pytest.raises(AssertionError if failure is None else ZeroDivisionError):
             call.send(None) if failure is None else call.throw(failure)
         assert [*reader.troubles()] == []
+
+
+def test_a_look_for_the_end_of_a_replacement_is_no_trouble(ledger: Ledger) -> None:
+    """A release by which a replaced job looks for its end needs no announcement, and any other release does."""
+    job = ledger.submit(submission()).job
+    for number, reason in enumerate((REPLACED, "its worker is shutting down")):
+        run = accepted(ledger.claim(job.id, nonce=f"{number:>16}", node="here"))
+        ledger.release(run, reason, handover=BY_CALLER)
+    (trouble,) = JobReader(lambda: ledger).troubles({})
+    assert trouble.event == Transition.RELEASE
+    assert "its worker is shutting down" in trouble.text
 
 
 def test_a_free_port_stays_free() -> None:

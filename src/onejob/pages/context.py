@@ -22,6 +22,8 @@ from onejob.ledger.stats import known_tasks
 from onejob.pages.access import Tokens, User
 
 UNREADABLE = "The payload cannot be read: it is no message of this version of onejob."
+STATS_COST_FACTOR = 20.0
+"""How many times longer than their load, above 100 ms, statistics are cached."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,9 @@ class Context:
     """The `redact` of `dashboard`."""
     place: str = "on the dashboard"
     """The place where its users act, for the history of a job."""
-    stats: KeyedCache[Any] = field(default_factory=lambda: KeyedCache(0.0, cost_factor=20.0, free_seconds=0.1))
+    stats: KeyedCache[Any] = field(
+        default_factory=lambda: KeyedCache(0.0, cost_factor=STATS_COST_FACTOR, free_seconds=0.1)
+    )
     """A cache of statistics of the whole ledger; statistics that take longer than 100 ms are cached longer."""
 
     @cached_property

@@ -32,7 +32,7 @@ def app(store_address: StoreAddress, monkeypatch: pytest.MonkeyPatch) -> Iterato
     app = celery.Celery(
         "budgets", broker="onejob://" if "redis" not in store_address.url else "memory://", changes=changes
     )
-    app.task(base=onejob.Task, name="ask")(ask)
+    app.task(base=onejob.Task, name="ask", shared=False)(ask)
     yield app
     app_state_of(app).close()
 

@@ -109,7 +109,7 @@ def check_pages(shop: Shop, url: str, base: str) -> None:
         assert eve.get(f"{base}/edit/{shop.sample.named['failed']}").status_code == 200
     with person(url, "ned") as ned:
         assert ned.get(f"{base}/jobs").status_code == 403
-    with httpx2.Client(base_url=url) as nobody:
+    with httpx2.Client(base_url=url, timeout=60) as nobody:
         location = nobody.get(f"{base}/jobs?state=failed").headers["location"]
         assert location.startswith(f"/admin/login/?next={base.replace('/', '%2F')}%2Fjobs")
 
