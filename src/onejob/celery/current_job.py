@@ -92,11 +92,11 @@ class RunningJob:
         self._run.add_cost(checked_amounts(amounts))
 
     def spent(self, limit: str, /, **amount: float) -> None:
-        """Say what the job has really taken from the rate of one of its limits: `job.spent("model", tokens=812)`.
+        """Correct the weight of the job for the rate of one of its limits: `job.spent("model", tokens=812)`.
 
-        The rate is corrected by the difference to the job's weight, for the jobs after it. The name of the amount is
-        for the reader. Call it once in a run. Raises `InvalidArgumentsError` for a limit that the task does not have,
-        and unless there is one amount, a number of at least 0.
+        The amount is the weight that the job has really had; the rate is corrected by the difference, for the jobs
+        after it. The name of the amount is for the reader. Call it once in a run. Raises `InvalidArgumentsError` for a
+        limit that the task does not have, and unless there is one amount, a number of at least 0.
         """
         values = [*amount.values()]
         if len(values) != 1 or not _is_amount(values[0]) or values[0] < 0:

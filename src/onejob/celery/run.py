@@ -128,7 +128,7 @@ class Run:
         self._costed = self._ledger.add_cost(self._costed, amounts)
 
     def spend(self, limit: str, amount: float) -> None:
-        """Correct what the job has taken from the rate of a limit. Raises `InvalidArgumentsError`."""
+        """Correct the weight of the job for the rate of a limit. Raises `InvalidArgumentsError`."""
         self._ledger.spend(self.job, limit, amount)
 
     def find_step(self, name: str) -> str | None:

@@ -135,7 +135,7 @@ class KeyUse(NamedTuple):
 
 
 class Freed(NamedTuple):
-    """What `Limits.free_slots` has done with the jobs that were parked on a key."""
+    """The answer of `Limits.free_slots` about the jobs that were parked on a key."""
 
     jobs: Sequence[JobRow] = ()
     """The jobs that have room on all their keys now, and are due; each has its room until one lease has passed."""
@@ -145,7 +145,7 @@ class Freed(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitUse:
-    """What a key is used for now."""
+    """The use of a key at one time."""
 
     key: str
     holders: Sequence[str] = ()

@@ -143,7 +143,7 @@ class JobRow:
     tag_lines: str | None = None
     """The tags of the job, one on each line; None if the job has no tags."""
     parked_on: str | None = None
-    """What a waiting job is parked on: the id of a pause, or `limit:` and a key; None: it is not parked."""
+    """The id of the pause that a waiting job is parked on, or `limit:` and a key; None: it is not parked."""
     costs: str | None = None
     """The costs of its attempts, as `JobCosts` writes them; None: no cost was reported."""
     limit_keys: str | None = None
@@ -223,7 +223,7 @@ class Submission:
     limit_keys: str | None = None
     """The keys of its limits, each with its weight, as `write_uses` writes them; None: it has no limits."""
     parked_on: str | None = None
-    """What a new job that holds its identity is parked on at first: `limit:` and the first key. None: nothing."""
+    """`limit:` and the first key, if a new job that holds its identity is parked on that at first; None: it is not."""
     budgets: tuple[Budget, ...] = ()
     """The budgets of the submitter, with which the submission is compared before the store gets it."""
     charges: tuple[Charge, ...] = ()
@@ -412,7 +412,7 @@ class Change:
     cancel: Cancel | None = None
     canvas_pending: bool | None = None
     parked_on: str | None = None
-    """What the job is parked on from now on; "": it is parked no longer."""
+    """The value of `JobRow.parked_on` from now on; "": the job is parked no longer."""
     result: str | None = None
     error: str | None = None
     reason: str | None = None

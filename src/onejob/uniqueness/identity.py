@@ -16,7 +16,6 @@ from inspect import Parameter, Signature
 from typing import Final, Self, TypeAlias
 
 from onejob.errors import ConfigurationError, InvalidArgumentsError, InvalidPayloadError
-from onejob.jobs.limits import Limit
 from onejob.jobs.text_limits import TextLimits
 from onejob.uniqueness.canonical_json import canonical, digest, key_text, kind_of
 
@@ -72,13 +71,12 @@ class Identifier:
             message = f"task {self._task!r} does not accept this call: {reason}; it takes {_params(self.signature)}"
             raise InvalidArgumentsError(message) from None
 
-    def check_limit(self, limit: Limit) -> None:
-        """Raise `ConfigurationError` for a limit whose path or functions do not match the task's arguments."""
-        if isinstance(limit.by, str):
-            _check_name(self._task, limit.by, self.signature, option=f"limit {limit.name}")
-        for function in (limit.by, limit.weight):
-            if callable(function):
-                _check_callable(self._task, function, self.signature, option=f"limit {limit.name}")
+    def check_selector(self, option: str, selector: str | Callable[..., object]) -> None:
+        """Raise `ConfigurationError` for a path of an option, or a function, that does not match the arguments."""
+        if callable(selector):
+            _check_callable(self._task, selector, self.signature, option)
+        else:
+            _check_name(self._task, selector, self.signature, option)
 
     def describe(
         self, args: Sequence[object], kwargs: Mapping[str, object], scope: str | None = None,

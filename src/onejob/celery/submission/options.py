@@ -106,7 +106,9 @@ class TaskOptions:
         except InvalidArgumentsError as error:
             raise ConfigurationError(f"task {name}: {error}") from None
         for limit in limits:
-            identifier.check_limit(limit)
+            for selector in (limit.by, limit.weight):
+                if isinstance(selector, str) or callable(selector):
+                    identifier.check_selector(f"limit {limit.name}", selector)
         if window is not None:
             settings.check_window(name, window.longest)
         typed = TypedBody(name, body, identifier.signature) if task.typed else None

@@ -49,9 +49,7 @@ class Keys:
         self.schedules, self.blocks, self.limits, self.limit_alarms, self.waiting = (
             f"{tag}:{name}" for name in ("schedules", "blocks", "limits", "limit_alarms", "waiting")
         )
-        # The last two: the alarms of keys of rates, and how many jobs are parked on each key of a limit. Scripts know
-        # more of each such key: `slots:`, the jobs that have room on it, by the time until which they have it;
-        # `tokens:`, what those of them have got from a rate that are about to run; `full_at:`, when it is full again.
+        # The last two: the alarms of keys of rates, and how many jobs are parked on each key of a limit.
         self.tombstones, self.tombstone_expiry = (f"{tag}:{name}" for name in ("tombstones", "tombstone_expiry"))
         # The others belong to a name: a bound `str.__add__` returns the prefix with the name, quicker than a function.
         self.wake = wake.__add__
