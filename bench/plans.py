@@ -326,9 +326,10 @@ def _limit(store: PostgresStore) -> None:
     store.submit_many([replace(each, parked_on=first_park(each.limit_keys)) for each in given], handover_of=by_caller)
     for key in ("gpu", "api"):
         store.free_slots(key, way=Way.CALLER, limit=1)
+    store.due_limits()
     for job in jobs:
         store.claim(job.id, nonce=new_nonce(), node="worker-1", sources=WAITING, target=State.RUNNING)
-    store.due_limits()
+    Ledger(store).park(store.get_many([jobs[1].id])[jobs[1].id], Block(id="p-1", kind=BlockKind.PAUSE, where={}))
     store.spend("api", 2.0)
     store.limit_uses(limit=10)
     store.limit_use("gpu")

@@ -129,8 +129,9 @@ from first left join decided on true left join changed on true
 -- name: forfeit_room
 -- End the room of a job that is about to run, if `apply` has applied the request: its tokens are given back when a key is
 -- looked at.
--- in: :job_id :request_id
-update onejob.limit_reservations set until = 0
+-- in: :job_id :request_id :now
+with {clock}
+update onejob.limit_reservations set until = least(until, now) from clock
 where job_id = :job_id and current_setting('ledger.applied_request', true) = :request_id
 -- name: look_at
 -- Forget the reservations on a key that are no longer valid, and give their tokens back.

@@ -106,8 +106,8 @@ queued as (
   returning id, finished_at, outcome, rescheduled, reason, jobs as job
 ),
 forfeited as ( -- room on keys of limits that the new arguments do not have; tokens are given back at the next look
-  update onejob.limit_reservations as reservations set until = 0
-  from (select id, outcome from inserted union all select id, outcome from queued) as replaced
+  update onejob.limit_reservations as reservations set until = least(until, now)
+  from (select id, outcome from inserted union all select id, outcome from queued) as replaced, clock
   where replaced.outcome = 'replaced' and reservations.job_id = replaced.id and not exists (
     select from json_array_elements(cast(cast(:limit_keys as text) as json)) as given (use)
     where use ->> 0 = reservations.limit_key

@@ -97,6 +97,10 @@ for i, job_id in ipairs(job_ids) do
   end
   if deletable and job and not referenced then
     redis.call('ZREM', wake_set(row), job_id)
+    leave_parked_set(job)
+    if row[LIMIT_KEYS] then
+      give_room_back(job, now)
+    end
     if row[SUBMITTER] then
       redis.call('ZREM', of_submitter .. row[SUBMITTER], job_id)
     end

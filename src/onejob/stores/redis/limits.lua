@@ -135,7 +135,7 @@ for i = 2, #ARGV do
   local key, value, ids = ARGV[i], limit_value(ARGV[i], now), {}
   for _, member in ipairs(redis.call('ZRANGEBYSCORE', slots_of(key), '(' .. format_time(now), '+inf')) do
     if not (value and value.interval and string.sub(member, 1, 4) == 'run ') then
-      ids[#ids + 1] = string.match(member, '^%S+ (.*)$')
+      ids[#ids + 1] = string.match(member, '^%a+ (.*)$')
     end
   end
   uses[#uses + 1] = ids

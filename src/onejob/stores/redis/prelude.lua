@@ -498,8 +498,8 @@ local function add_to_sum(day, amount, name, kind, count)
 end
 
 -- Limits. A use is a pair of a key and a weight. The jobs that have room on a key are in its sorted set, by the time until
--- which they have it: "run " and the id of a job that runs, or the tokens that a job has got which is about to run, and
--- its id.
+-- which they have it: "run" or "next" and the id of a job that runs, or is about to run. A hash has the tokens of those
+-- that are about to run.
 
 -- The value of a key that is valid now: of its own exception, of its name's, or of the definition; nil without one.
 local function limit_value(key, now)
@@ -519,9 +519,8 @@ local function slots_of(key)
   return ledger_key('slots:' .. key)
 end
 
--- The members that a job may have in the set of a key: that of its run, without tokens, and with them.
-local function members_of(job, use)
-  return { 'run ' .. job.id, '0 ' .. job.id, format_time(use[2]) .. ' ' .. job.id }
+local function tokens_of(key)
+  return ledger_key('tokens:' .. key)
 end
 
 -- The time at which the bucket of a key is full again, or now.
@@ -544,17 +543,22 @@ local function take_tokens(key, value, weight, now)
   end
 end
 
--- Give the tokens of a member of a set back that is removed from it.
-local function give_tokens_back(key, value, member, now)
-  take_tokens(key, value, -(tonumber(string.match(member, '^%S+')) or 0), now)
+-- End the room of a job that is about to run, and return the tokens that it has got; nil without room.
+local function remove_reservation(key, id)
+  local tokens = redis.call('HGET', tokens_of(key), id)
+  redis.call('HDEL', tokens_of(key), id)
+  return redis.call('ZREM', slots_of(key), 'next ' .. id) == 1 and tonumber(tokens or 0) or nil
 end
 
 -- Forget the jobs whose room on a key is over, and give the tokens of those back that have not run.
 local function forget_over(key, value, now)
-  local set, at = slots_of(key), format_time(now)
-  for _, member in ipairs(redis.call('ZRANGEBYSCORE', set, '-inf', at)) do
-    redis.call('ZREM', set, member)
-    give_tokens_back(key, value, member, now)
+  for _, member in ipairs(redis.call('ZRANGEBYSCORE', slots_of(key), '-inf', format_time(now))) do
+    local id = string.match(member, '^next (.*)$')
+    if id then
+      take_tokens(key, value, -remove_reservation(key, id), now)
+    else
+      redis.call('ZREM', slots_of(key), member)
+    end
   end
 end
 
@@ -570,18 +574,11 @@ local function is_preceded(job, key)
   return id and id ~= job.id and (tonumber(place) < own or (tonumber(place) == own and id < job.id))
 end
 
--- The member of a job that is about to run, or nil.
-local function find_reservation(job, use)
-  local members = members_of(job, use)
-  local scores = redis.call('ZMSCORE', slots_of(use[1]), members[2], members[3])
-  return scores[1] and members[2] or scores[2] and members[3] or nil
-end
-
 -- Whether a key has room for a job.
 local function has_room(job, use, now)
   local key, value = use[1], limit_value(use[1], now)
   forget_over(key, value, now)
-  if not value or find_reservation(job, use) then
+  if not value or redis.call('ZSCORE', slots_of(key), 'next ' .. job.id) then
     return true
   elseif is_preceded(job, key) then
     return false
@@ -608,22 +605,22 @@ end
 -- Give a job that is about to run room on all its keys until a time: of a rate, tokens.
 local function reserve_room(job, ends, now)
   for _, use in ipairs(uses_of(job)) do
-    local value, members = limit_value(use[1], now), members_of(job, use)
-    local is_rate = value and value.interval
-    redis.call('ZREM', slots_of(use[1]), members[2], members[3])
-    redis.call('ZADD', slots_of(use[1]), format_time(ends), is_rate and members[3] or members[2])
-    take_tokens(use[1], value, use[2], now)
+    local value = limit_value(use[1], now)
+    redis.call('ZADD', slots_of(use[1]), format_time(ends), 'next ' .. job.id)
+    if value and value.interval then
+      redis.call('HSET', tokens_of(use[1]), job.id, format_time(use[2]))
+      take_tokens(use[1], value, use[2], now)
+    end
   end
 end
 
 -- Give the run of a job its room on all keys until its lease ends: a slot, or of a rate the tokens that it has not got yet.
 local function take_room(job, lease_until, now)
   for _, use in ipairs(uses_of(job)) do
-    local value, members, reservation = limit_value(use[1], now), members_of(job, use), find_reservation(job, use)
-    redis.call('ZREM', slots_of(use[1]), unpack(members))
+    local value, tokens = limit_value(use[1], now), remove_reservation(use[1], job.id)
     if not value or value.running then
-      redis.call('ZADD', slots_of(use[1]), format_time(lease_until), members[1])
-    elseif reservation ~= members[3] then
+      redis.call('ZADD', slots_of(use[1]), format_time(lease_until), 'run ' .. job.id)
+    elseif not tokens or tokens == 0 then
       take_tokens(use[1], value, use[2], now)
     end
   end
@@ -640,11 +637,8 @@ end
 local function give_room_back(job, now)
   local is_waited_for = false
   for _, use in ipairs(uses_of(job)) do
-    local reservation = find_reservation(job, use)
-    redis.call('ZREM', slots_of(use[1]), unpack(members_of(job, use)))
-    if reservation then
-      give_tokens_back(use[1], limit_value(use[1], now), reservation, now)
-    end
+    redis.call('ZREM', slots_of(use[1]), 'run ' .. job.id)
+    take_tokens(use[1], limit_value(use[1], now), -(remove_reservation(use[1], job.id) or 0), now)
     is_waited_for = is_waited_for or redis.call('ZSCORE', ledger_key('waiting'), use[1])
   end
   return is_waited_for
@@ -657,10 +651,8 @@ local function give_other_room_back(job, submitted, now)
     kept[use[1]] = true
   end
   for _, use in ipairs(uses_of(job)) do
-    local reservation = not kept[use[1]] and find_reservation(job, use)
-    if reservation then
-      redis.call('ZREM', slots_of(use[1]), reservation)
-      give_tokens_back(use[1], limit_value(use[1], now), reservation, now)
+    if not kept[use[1]] then
+      take_tokens(use[1], limit_value(use[1], now), -(remove_reservation(use[1], job.id) or 0), now)
     end
   end
 end

@@ -50,8 +50,8 @@ class Keys:
             f"{tag}:{name}" for name in ("schedules", "blocks", "limits", "limit_alarms", "waiting")
         )
         # The last two: the alarms of keys of rates, and how many jobs are parked on each key of a limit. Scripts know
-        # two more for each such key: `slots:`, the jobs that have room on it, by the time until which they have it; and
-        # `full_at:`, when the bucket of a rate is full again.
+        # more of each such key: `slots:`, the jobs that have room on it, by the time until which they have it; `tokens:`,
+        # what those of them have got from a rate that are about to run; `full_at:`, when its bucket is full again.
         self.tombstones, self.tombstone_expiry = (f"{tag}:{name}" for name in ("tombstones", "tombstone_expiry"))
         # The others belong to a name: a bound `str.__add__` returns the prefix with the name, quicker than a function.
         self.wake = wake.__add__

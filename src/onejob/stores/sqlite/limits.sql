@@ -33,8 +33,8 @@ delete from limit_reservations where limit_key = :key and not ({is_about_to_run}
 returning weight
 -- name: forfeit_room
 -- End the room of a job that is about to run, except on some keys: its tokens are given back when a key is looked at.
--- in: :job_id :kept (JSON array of keys)
-update limit_reservations set until = 0
+-- in: :job_id :kept (JSON array of keys) :now
+update limit_reservations set until = min(until, :now)
 where job_id = :job_id and limit_key not in (select value from json_each(:kept))
 -- name: delete_reservations
 -- Delete some reservations that nobody has looked at for an hour: their jobs were deleted.

@@ -9,12 +9,15 @@ left join lateral (
     order by limits.is_default, length(limits.key) desc limit 1
   ) as value on true
 -- name: is_about_to_run
--- Whether a reservation is valid: its job waits for a run, and is parked on nothing.
+-- Whether a reservation is valid: its job waits for a run, is parked on nothing, and has the key still.
 -- in: `reservations`, now
 (reservations.until > now and exists (
     select from onejob.jobs as holder
     where holder.id = reservations.job_id and holder.lease_until is null and holder.finished_at is null
-      and coalesce(holder.parked_on, '') = ''
+      and coalesce(holder.parked_on, '') = '' and exists (
+        select from json_array_elements(cast(holder.limit_keys as json)) as given (use)
+        where use ->> 0 = reservations.limit_key
+      )
   ))
 -- name: is_parked
 -- The condition of the index of the jobs that are parked on something, and those of them that wait for a run.
