@@ -18,12 +18,13 @@ from onejob.celery.messages.publisher import Publisher
 from onejob.celery.messages.routing import Routing
 from onejob.celery.option_declarations import check_setting_names
 from onejob.config import Settings, build_ledger
-from onejob.errors import ConfigurationError
+from onejob.errors import ConfigurationError, StoreError
 from onejob.jobs.limits import Limit
 from onejob.jobs.model import JobRow
 from onejob.ledger.blocks import BlockCache
 from onejob.ledger.budgets import SpentToday, read_spent
 from onejob.ledger.ledger import Freeing, Ledger
+from onejob.observability.logs import log_warning
 from onejob.observability.meter import METRICS_INTERVAL
 from onejob.stores import display_url
 from onejob.stores.django_database import address_of, alias_of
@@ -183,7 +184,7 @@ class AppState:
 
     def _freeing_by(self, ledger: Ledger) -> Ledger:
         """Have a ledger send the messages of the jobs that have waited for room, and return it."""
-        ledger.freeing = Freeing(lambda: self.publisher.handover.way, self._publish_freed)
+        ledger.freeing = Freeing(lambda: self.publisher.handover.way, self._publish_freed, _report_unfreed)
         return ledger
 
     def _publish_freed(self, jobs: Sequence[JobRow]) -> None:
@@ -263,6 +264,10 @@ class AppState:
     def routing(self) -> Routing:
         """The routes of the app's messages."""
         return Routing(self._app, self.settings.limits)
+
+
+def _report_unfreed(error: StoreError) -> None:
+    log_warning("jobs that wait for room on keys of limits are looked at again within seconds: %s", error)
 
 
 def _given_in(conf: Any) -> tuple[Any, int, list[tuple[str, Any]]]:

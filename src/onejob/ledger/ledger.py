@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -47,7 +46,6 @@ from onejob.observability.events import Listener
 from onejob.stores.protocol import BATCH_LIMIT, WINDOW_OVER, Store, TransactionalStore
 from onejob.transactions.sessions import OpenTransaction
 
-logger = logging.getLogger("onejob")
 Result: TypeAlias = "Admission | errors.StoreError | errors.QuotaExceededError"
 Write: TypeAlias = "Callable[[Sequence[Submission]], list[Admission]]"
 """A function that makes the store write submissions, with the options of one call."""
@@ -55,6 +53,8 @@ TRIES = 20
 """How often an operation is tried again after another change of its job."""
 FREED_LIMIT = 100
 """How many jobs that have waited for room one operation makes due."""
+EXCEPTION_LIMIT = 1_000
+"""How many exceptions of limits a ledger has at most."""
 WAITING_KEYS = 10_000
 """How many keys that jobs wait for are looked at when a limit changes."""
 
@@ -66,6 +66,8 @@ class Freeing:
     way: Callable[[], Way] = lambda: Way.SWEPT
     send: Callable[[Sequence[JobRow]], object] = lambda _jobs: None
     """Sends the messages of jobs, where they need one."""
+    report: Callable[[errors.StoreError], object] = lambda _error: None
+    """Gets the error of a store that does not say which jobs have room: they are looked at again later."""
 
 
 def _parking(handover_of: HandoverOf) -> HandoverOf:
@@ -579,17 +581,19 @@ class Ledger(JobReader):
 
         Nothing is raised: what the store does not do now is done at the next end of a job, or by a worker's look.
         """
-        waiting = dict.fromkeys(keys if self.freeing is not None else ())
+        if self.freeing is None:
+            return
+        waiting = dict.fromkeys(keys)
         try:
             while waiting:
                 key, _ = waiting.popitem()
-                waiting |= dict.fromkeys(self._free_slots_of(key))
+                waiting |= dict.fromkeys(self._free_slots_of(key, self.freeing))
         except errors.StoreError as error:
-            logger.warning("jobs that wait for room on keys of limits are looked at again later: %s", error)
+            self.freeing.report(error)
 
-    def _free_slots_of(self, key: str) -> frozenset[str]:
+    def _free_slots_of(self, key: str, freeing: Freeing) -> frozenset[str]:
         """Hand over the jobs that have room on a key; return the keys on which others are parked instead."""
-        freeing, moved = self.freeing or Freeing(), frozenset[str]()
+        moved = frozenset[str]()
         while True:
             freed = self.store.free_slots(key, way=freeing.way(), limit=FREED_LIMIT)
             moved |= freed.moved_to
@@ -603,14 +607,17 @@ class Ledger(JobReader):
 
         Raises `InvalidLimitError` if no task defines the limit, if it is of the other kind, or if its time is over.
         """
-        now, name = self.read_clock(), name_of(value.key)
-        defined = next((each for each in self.store.limit_values() if each.is_default and each.key == name), None)
+        now, name, values = self.read_clock(), name_of(value.key), self.store.limit_values()
+        defined = next((each for each in values if each.is_default and each.key == name), None)
         if defined is None:
             raise errors.InvalidLimitError(
                 f"no task defines a limit {name!r}: a worker with the task must have started"
             )
         if value.is_over(now):
             raise errors.InvalidLimitError("the exception would be over already: name a later time")
+        exceptions = {each.key for each in values if not each.is_default and not each.is_over(now)}
+        if len(exceptions - {value.key}) >= EXCEPTION_LIMIT:
+            raise errors.InvalidLimitError(f"there are {EXCEPTION_LIMIT} exceptions already: clear one first")
         if value.running != 0 and (value.running is None) != (defined.running is None):
             kind = "a rate, such as 90/minute" if defined.running is None else "a number of running jobs"
             raise errors.InvalidLimitError(f"the limit {name} is {kind}: {value.text!r} is none")

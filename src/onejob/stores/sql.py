@@ -16,10 +16,10 @@ from onejob.jobs.backlog import Backlog, group_backlog
 from onejob.jobs.blocks import Block
 from onejob.jobs.broker_messages import NewMessage
 from onejob.jobs.costs import CostSum, Label, day_text
-from onejob.jobs.handover import UNSENT
+from onejob.jobs.handover import UNSENT, Way
 from onejob.jobs.history import row_implies_entry
 from onejob.jobs.lifecycle import State
-from onejob.jobs.limits import PARKED_BY_LIMIT, LimitUse, LimitValue, name_of
+from onejob.jobs.limits import PARKED_BY_LIMIT, Freed, LimitUse, LimitValue, name_of
 from onejob.jobs.metric_buckets import Bucket, Period
 from onejob.jobs.model import Cancel, Change, Duplicate, DuplicateCount, JobRow, Tombstone, values_of
 from onejob.jobs.query import Query
@@ -306,6 +306,15 @@ class SQLStore(ABC):
 
     def delete_limit(self, key: str) -> None:
         self._rows("delete_limit", key=key)
+
+    def free_slots(self, key: str, *, way: Way, limit: int) -> Freed:
+        if not self._rows("is_waited_for", key=key, parked_on=PARKED_BY_LIMIT + key):  # at most ends of jobs nobody waits
+            return Freed()
+        return self._free_slots(key, way, limit)
+
+    @abstractmethod
+    def _free_slots(self, key: str, way: Way, limit: int) -> Freed:
+        """Free the slots of a key on which jobs are parked."""
 
     def due_limits(self) -> tuple[list[str], float | None]:
         keys, seconds = [], self._next_alarm()

@@ -21,6 +21,11 @@ delete from onejob.limits where key = :key and not is_default
 -- before has written. The name of a channel is the ledger's own.
 -- in: :due_channel
 select from pg_advisory_xact_lock(hashtextextended('onejob limits ' || cast(:due_channel as text), 0))
+-- name: is_waited_for
+-- in: :key :parked_on (the same key)
+-- out: a row if jobs are parked on the key, or if it has an alarm
+select true as found where exists (select from onejob.jobs as jobs where {is_parked})
+  or exists (select from onejob.limit_rates where key = :key and alarm is not null)
 -- name: free_slot
 -- Make the first job that is parked on a key due, if all its keys have room: it has that room for one lease. Otherwise
 -- park it on another key that is full, or change nothing if this one is. A job that is due later is parked no longer.

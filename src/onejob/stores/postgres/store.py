@@ -181,7 +181,7 @@ class PostgresStore(SQLStore):
         if given:
             self._sql.run_each([("put_limit", values_of(value)) for value in given])
 
-    def free_slots(self, key: str, *, way: Way, limit: int) -> Freed:
+    def _free_slots(self, key: str, way: Way, limit: int) -> Freed:
         return free_slots(self._sql, key, way, limit)
 
     def spend(self, key: str, amount: float) -> None:

@@ -81,6 +81,11 @@ returning weight
 -- out: limit_key and weight of each
 delete from limit_reservations where job_id = :job_id
 returning limit_key, weight
+-- name: is_waited_for
+-- in: :key :parked_on (the same key)
+-- out: a row if jobs are parked on the key, or if it has an alarm
+select 1 as found where exists (select 1 from jobs where {is_parked})
+  or exists (select 1 from limit_rates where key = :key and alarm is not null)
 -- name: first_parked
 -- in: :parked_on
 -- out: the first job that is parked there, or nothing

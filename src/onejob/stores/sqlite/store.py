@@ -222,7 +222,7 @@ class SQLiteStore(SQLStore):
     def put_limits(self, values: Sequence[LimitValue]) -> None:
         self._transaction(lambda tx: [tx.rows("put_limit", **values_of(value)) for value in values])
 
-    def free_slots(self, key: str, *, way: Way, limit: int) -> Freed:
+    def _free_slots(self, key: str, way: Way, limit: int) -> Freed:
         return self._transaction(lambda tx: free_slots(tx, key, way, limit))
 
     def spend(self, key: str, amount: float) -> None:
