@@ -62,6 +62,12 @@ ACK_DELAY = "test_ack_delay"
 TENANT = "test_tenant"
 """Name in the configuration: the tenant in this process, which the app adds to each message that it publishes."""
 
+
+def group_of(key: str, **_: object) -> str:
+    """Return the group of a key, by which tasks are limited: the part before the first dash."""
+    return key.partition("-")[0]
+
+
 VARIANTS: dict[str, dict[str, Any]] = {
     "play": {},
     "play_acks_late": {"acks_late": True, "reject_on_worker_lost": True},
@@ -80,6 +86,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "play_raise": {"on_duplicate": "raise"},
     "play_capture_logging": {"capture_logging": True},
     "play_requires_key": {"requires_key": True},
+    "play_limited": {"limits": [onejob.Limit(group_of, name="group", running=2)]},
+    "play_rated": {"limits": [onejob.Limit(group_of, name="pace", rate="20/second", burst=1)]},
+    "play_limited_twice": {
+        "limits": [onejob.Limit(group_of, name="group", running=2), onejob.Limit(name="all", running=3)]
+    },
     "play_replace": {"on_duplicate": "replace", "max_wait": 600},
     "play_run_again": {"on_duplicate": "run_again"},
     "play_before_start": {"base": "with before_start"},

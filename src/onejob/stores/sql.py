@@ -309,7 +309,7 @@ class SQLStore(ABC):
 
     def free_slots(self, key: str, *, way: Way, limit: int) -> Freed:
         if not self._rows("is_waited_for", key=key, parked_on=PARKED_BY_LIMIT + key):  # at most ends of jobs nobody waits
-            return Freed()
+            return Freed([])
         return self._free_slots(key, way, limit)
 
     @abstractmethod
