@@ -87,3 +87,26 @@ def plain(number: int) -> int:
 @app.task(shared=False, base=onejob.Task)
 def endless(number: int) -> None:
     endless.delay(number + 1)
+
+
+@app.task(shared=False, base=onejob.Task, limits=[onejob.Limit("model", rate="2/minute", burst=2)])
+def ask(model: str, number: int) -> int:
+    """Ask a model whose provider permits two calls a minute."""
+    return number
+
+
+@app.task(shared=False, base=onejob.Task, limits=[onejob.Limit("customer", running=1)])
+def charge_one(customer: str, number: int) -> int:
+    """Charge a customer, one at a time."""
+    return number
+
+
+@app.task(
+    shared=False,
+    base=onejob.Task,
+    limits=[onejob.Limit(name="tokens", rate="8/hour", burst=8, weight=lambda expected, **_: expected)],
+)
+def weigh(expected: int, really: int) -> int:
+    """Use other tokens than expected."""
+    onejob.current_job().spent("tokens", used=really)
+    return really

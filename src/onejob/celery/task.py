@@ -97,6 +97,8 @@ class Task(TaskDefaults, CeleryTask, Generic[P, R_co]):
     - `capture_logging`: whether the records of `logging` that the body makes are a part of the log of its run, as the
       lines of `onejob.current_job().log(...)` are. Default: False.
     - `tags`: words by which people find the jobs, such as `["billing"]`; a call may add more of them.
+    - `limits`: how many similar jobs run at once, or how fast they start, as a list of `onejob.Limit(...)`: in total,
+      or for each value of an argument. A job without room waits in the ledger.
     - `schedule`: when workers submit it by themselves, with `onejob_beat`: a schedule of Celery (`crontab(hour=3)`), a
       number of seconds, or an entry as in `beat_schedule`, without `task`.
 

@@ -308,7 +308,9 @@ class SQLStore(ABC):
         self._rows("delete_limit", key=key)
 
     def free_slots(self, key: str, *, way: Way, limit: int) -> Freed:
-        if not self._rows("is_waited_for", key=key, parked_on=PARKED_BY_LIMIT + key):  # at most ends of jobs nobody waits
+        if not self._rows(
+            "is_waited_for", key=key, parked_on=PARKED_BY_LIMIT + key
+        ):  # at most ends of jobs nobody waits
             return Freed([])
         return self._free_slots(key, way, limit)
 

@@ -17,6 +17,7 @@ from onejob.celery.submission.options import tasks_of
 from onejob.errors import OneJobError, StoreUnavailableError
 from onejob.jobs.model import JobRow
 from onejob.ledger.ledger import Ledger
+from onejob.ledger.limits import LISTED_KEYS
 from onejob.ledger.sweep import Publishing, sweep
 from onejob.observability.metrics import WEBHOOK_TASK
 from onejob.testing.ledger import RecordingLedger, WorkerLost
@@ -67,7 +68,8 @@ class InProcessWorker:
         """Run all due jobs, and the jobs that they submit, until none is due; return the number of messages.
 
         Jobs run as in a worker: they are claimed, executed and completed, retried, and their canvases go on. A lost or
-        delayed job is handled when it is due: see `travel`. Webhooks are recorded in `webhooks`, and not sent.
+        delayed job is handled when it is due, and a job that waits for tokens of a rate when there are enough: see
+        `travel`. Webhooks are recorded in `webhooks`, and not sent.
         """
         handled = 0
         while self.run_next():
@@ -80,9 +82,18 @@ class InProcessWorker:
     def run_next(self) -> bool:
         """Run one job that is due; return False if none is."""
         while not self.run_next_message():
-            if not self.sweep():
+            if not (self.free_slots() or self.sweep()):
                 return False
         return True
+
+    def free_slots(self) -> bool:
+        """Make jobs due that wait for room on the keys of limits and have it now; return whether there were any."""
+        if not self.app_state.limits or self.ledger.pending:
+            return False
+        before = self.store.limit_uses(limit=LISTED_KEYS)
+        with suppress(StoreUnavailableError):
+            self.ledger.free_slots([use.key for use in before])
+        return self.store.limit_uses(limit=LISTED_KEYS) != before
 
     def sweep(self) -> bool:
         """Publish due jobs, recover lost jobs, purge old jobs; return whether anything was due."""
