@@ -82,11 +82,11 @@ class InProcessWorker:
     def run_next(self) -> bool:
         """Run one job that is due; return False if none is."""
         while not self.run_next_message():
-            if not (self.free_slots() or self.sweep()):
+            if not (self._free_slots() or self.sweep()):
                 return False
         return True
 
-    def free_slots(self) -> bool:
+    def _free_slots(self) -> bool:
         """Make jobs due that wait for room on the keys of limits and have it now; return whether there were any."""
         if not self.app_state.limits or self.ledger.pending:
             return False
