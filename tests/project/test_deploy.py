@@ -98,13 +98,20 @@ def test_the_roles_have_only_their_ledger(tmp_path: Path) -> None:
         server.remove()
 
 
+EMPTIED = (
+    "jobs", "keys", "duplicate_sums", "tombstones", "quotas", "duplicate_counts", "limits", "limit_slots",
+    "limit_reservations", "limit_rates",
+)  # fmt: skip
+"""The tables that a sequence may have written to."""
+
+
 def play_all(address: StoreAddress) -> None:
     """Run the operations of a ledger, with and without an own clock, and trim its audit log."""
     clock = ManualClock()
     with address.opened(clock) as store, psycopg.connect(address.url, autocommit=True) as connection:
         for sequence in SEQUENCES:
             Script(LockStep(clock, {"postgresql": store})).play(sequence)
-            for table in ("jobs", "keys", "duplicate_sums", "tombstones", "quotas", "duplicate_counts"):
+            for table in EMPTIED:
                 connection.execute(f"delete from onejob.{table}".encode())  # noqa: S608 - ours
     with address.opened() as store:
         store.increment({"a": 1.0}, recent={"a": 1.0})
