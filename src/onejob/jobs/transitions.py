@@ -9,6 +9,7 @@ from onejob.jobs.durations import DAY
 from onejob.jobs.handover import Handover
 from onejob.jobs.ledger_settings import LedgerSettings
 from onejob.jobs.lifecycle import FINAL, RULES, WAITING, State, Transition
+from onejob.jobs.limits import parked_on_key, waits_for
 from onejob.jobs.model import Cancel, Change, JobRow, Submission
 
 DST_SHIFT = 3 * 3600.0
@@ -26,6 +27,12 @@ def new_id() -> str:
 def new_nonce() -> str:
     """Return 16 random hex digits that identify one request."""
     return token_bytes(8).hex()
+
+
+def first_reason(submission: Submission) -> str:
+    """Return the reason of the new job of a submission that holds its identity."""
+    key = parked_on_key(submission.parked_on)
+    return SUBMITTED if key is None else waits_for(key)
 
 
 def new_job(submission: Submission, *, now: float, wake_after: float, is_sent: bool) -> JobRow:
@@ -47,7 +54,7 @@ def new_job(submission: Submission, *, now: float, wake_after: float, is_sent: b
         wake_at=wake_at if expires_at is None else min(wake_at, expires_at), published=0,
         published_at=now if is_due and is_sent else None, publish_error="",
         cancel=Cancel.NO, canvas_pending=submission.canvas, key_retained_until=None, duplicate_count=0, progress=None,
-        result=None, error=None, reason=SUBMITTED, publisher_task=submission.publisher_task,
+        result=None, error=None, reason=first_reason(submission), publisher_task=submission.publisher_task,
         tag_lines=submission.tag_lines, parked_on=submission.parked_on, limit_keys=submission.limit_keys,
     )  # fmt: skip
 

@@ -19,7 +19,9 @@ given as (select * from json_to_recordset(cast(:submissions as json)) as given (
     least(
       now + case when given.delay > 0 then given.delay else given.wake_after end,
       now + given.expires_in
-    ), 'submitted'
+    ),
+    case when given.parked_on is null then 'submitted'
+      else 'waits for ' || substr(given.parked_on, length({parked_by_limit}) + 1) end
 -- name: insert_given
 -- variants: charged
 -- in: `given`, `clock`; charged: `exceeded`
