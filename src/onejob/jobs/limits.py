@@ -202,14 +202,12 @@ def key_of(name: str, value: object) -> str:
     return key
 
 
-def uses_of(limits: Sequence[Limit], arguments: Mapping[str, object], value_at: Callable[[str], object]) -> str | None:
-    """Return the keys of a call as the column `limit_keys` has them; None without limits.
+def uses_of(limits: Sequence[Limit], arguments: Mapping[str, object], value_at: Callable[[str], object]) -> str:
+    """Return the keys of a call as the column `limit_keys` has them.
 
     `value_at` returns the argument at a path. Raises `InvalidArgumentsError` for a call without a key, and for a
     function of the definition that fails on these arguments or returns what is no key or weight.
     """
-    if not limits:
-        return None
     return write_uses([KeyUse(_key(each, arguments, value_at), _weight(each, arguments)) for each in limits])
 
 

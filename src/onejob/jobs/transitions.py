@@ -54,7 +54,9 @@ def new_job(submission: Submission, *, now: float, wake_after: float, is_sent: b
         wake_at=wake_at if expires_at is None else min(wake_at, expires_at), published=0,
         published_at=now if is_due and is_sent else None, publish_error="",
         cancel=Cancel.NO, canvas_pending=submission.canvas, key_retained_until=None, duplicate_count=0, progress=None,
-        result=None, error=None, reason=first_reason(submission), publisher_task=submission.publisher_task,
+        result=None, error=None,
+        reason=SUBMITTED if submission.parked_on is None else first_reason(submission),
+        publisher_task=submission.publisher_task,
         tag_lines=submission.tag_lines, parked_on=submission.parked_on, limit_keys=submission.limit_keys,
     )  # fmt: skip
 

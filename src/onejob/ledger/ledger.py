@@ -70,9 +70,11 @@ class Freeing:
     """Gets the error of a store that does not say which jobs have room: they are looked at again later."""
 
 
-def _parking(handover_of: HandoverOf) -> HandoverOf:
+def _parking(submissions: Sequence[Submission], handover_of: HandoverOf) -> HandoverOf:
     """Return the hand-over of submissions, of which those that wait for room are held for one lease at first."""
-    return lambda submission: handover_of(submission) if submission.parked_on is None else held(submission.lease)
+    if all(each.parked_on is None for each in submissions):
+        return handover_of
+    return lambda each: handover_of(each) if each.parked_on is None else held(each.lease)
 
 
 @value(slots=True, kw_only=True)
@@ -156,8 +158,9 @@ class Ledger(JobReader):
 
     def submit(self, submission: Submission, *, handover: Handover = BY_CALLER) -> Admission:
         """Submit a job. Raises `StoreUnavailableError` if the store does not answer: then the outcome is unknown."""
-        write = partial(self.store.submit_many, handover_of=_parking(lambda _: handover))
-        return self._report_answers(write([submission]))[0]
+        if submission.parked_on is not None:
+            handover = held(submission.lease)
+        return self._report_answers(self.store.submit_many([submission], handover_of=lambda _: handover))[0]
 
     def submit_many(
         self, submissions: Sequence[Submission], *, wait_for_locks: bool = True, handover_of: HandoverOf = by_caller
@@ -172,7 +175,8 @@ class Ledger(JobReader):
         """
         if not submissions:
             return []
-        write = partial(self.store.submit_many, handover_of=_parking(handover_of), wait_for_locks=wait_for_locks)
+        handover_of = _parking(submissions, handover_of)
+        write = partial(self.store.submit_many, handover_of=handover_of, wait_for_locks=wait_for_locks)
         if len(submissions) == 1:
             return self._report_answers(write(submissions))
         results: list[Any] = []
@@ -202,13 +206,13 @@ class Ledger(JobReader):
 
     def _report_answers(self, admissions: list[Admission]) -> list[Admission]:
         """Emit the events of submissions; make those of the new jobs due that have room on their keys."""
-        parked: dict[str, None] = {}
+        parked: list[JobRow] = []
         for admission in admissions:
             self.emit(events.submission_event(admission))
-            if admission.outcome is Outcome.ADMITTED and (key := parked_on_key(admission.job.parked_on)) is not None:
-                parked[key] = None
+            if admission.job.parked_on is not None and admission.outcome is Outcome.ADMITTED:
+                parked.append(admission.job)
         if parked:
-            self.free_slots(parked)
+            self.free_slots([key for job in parked if (key := parked_on_key(job.parked_on)) is not None])
         return admissions
 
     def _record_coalesced(self, first: Result, duplicates: Sequence[Submission]) -> Sequence[Result]:

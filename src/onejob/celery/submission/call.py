@@ -239,9 +239,11 @@ def _build(
     payload = encode(definition.task, args, kwargs, definition.text_limits, context, window)
     if plan.checked_options is not None:
         app_state.routing.check_message(payload, plan.checked_options)
-    limit_keys = limit_keys_of(definition, args, kwargs)
-    if limit_keys is not None:
+    limit_keys, parked_on = None, None
+    if definition.limits:
         app_state.define_limits()
+        limit_keys = limit_keys_of(definition, args, kwargs)
+        parked_on = first_park(limit_keys) if terms.delay <= 0 else None
     submission = Submission(
         id=job_id, task=definition.task, identity=call.identity or identity, fingerprint=fingerprint,
         nonce=new_nonce(), payload=payload, options=terms.options, route=plan.route, priority_rank=plan.priority_rank,
@@ -252,17 +254,14 @@ def _build(
         rejects=conflict_policy.rejects and not is_promised(call, canvas=plan.canvas),
         replaces=conflict_policy.replaces, queue_next=conflict_policy.queue_next,
         max_wait=conflict_policy.max_wait if terms.delay > 0 else 0.0, tag_lines=terms.tag_lines,
-        budgets=submitter.budgets, limit_keys=limit_keys,
-        parked_on=first_park(limit_keys) if terms.delay <= 0 else None,
+        budgets=submitter.budgets, limit_keys=limit_keys, parked_on=parked_on,
         charges=() if submitter is NOBODY else settings.quotas_of(submitter).charges(submitter.name, identity),
     )  # fmt: skip
     return submission, terms, described
 
 
-def limit_keys_of(definition: TaskOptions, args: Any, kwargs: Any) -> str | None:
-    """Return the keys of the limits of a call as a job keeps them; None without limits. Raises as `uses_of` does."""
-    if not definition.limits:
-        return None
+def limit_keys_of(definition: TaskOptions, args: Any, kwargs: Any) -> str:
+    """Return the keys of the limits of a call as a job keeps them. Raises as `uses_of` does."""
     arguments = definition.identifier.arguments(args, kwargs)
     return uses_of(definition.limits, arguments, partial(value_at, arguments))
 

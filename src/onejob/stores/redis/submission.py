@@ -15,7 +15,7 @@ from msgpack import Packer, packb
 from onejob.errors import QuotaExceededError, StoreError, StoreRefusedError
 from onejob.jobs.handover import BY_SWEEP
 from onejob.jobs.model import Admission, Duplicate, HandoverOf, JobRow, Outcome, Submission
-from onejob.jobs.transitions import first_reason, new_job
+from onejob.jobs.transitions import SUBMITTED, first_reason, new_job
 from onejob.stores.holder_cache import HolderCache
 from onejob.stores.protocol import SUBMITTER_LIMIT
 from onejob.stores.redis.client import Call, Client, get_many, pages_of
@@ -45,7 +45,7 @@ def arguments_of(submission: Submission) -> tuple[str | bytes, ...]:
         submission.task, submission.submitter or False, submission.source or False, submission.route or False,
         submission.publisher_task or False, submission.tag_lines or False, str(submission.lease),
         str(rank) if rank else False, str(retries) if retries else False, submission.canvas and "1", "queued", "1",
-        first_reason(submission), submission.identity,
+        SUBMITTED if submission.parked_on is None else first_reason(submission), submission.identity,
         submission.fingerprint != submission.identity and submission.fingerprint, submission.nonce or False,
         submission.limit_keys or False, submission.parked_on or False,
     ))  # fmt: skip
