@@ -1,0 +1,101 @@
+"""What happens, in sentences: both customers submit their documents twice, and the cards are counted and paid."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections import Counter
+from contextlib import closing
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+import onejob
+from examples.pipeline.studio import PRICE, SHELF, app, submit, write_cards
+from examples.pipeline.texts import document
+from tests.services import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from decimal import Decimal
+
+    from examples.pipeline.provider import Meter
+
+PUBLISHER, SCHOOL = "publisher", "school"
+SCHOOL_DOCUMENTS = 3
+PATIENCE = 120.0
+"""Seconds until we stop waiting for the cards."""
+
+
+class Story:
+    """What happens, in order."""
+
+    def __init__(self, documents: int, chunks: int, meter: Meter, *, limited: bool) -> None:
+        volumes = [f"Volume {number}" for number in range(1, documents + 1)]
+        lessons = [f"Lesson {number}" for number in range(1, SCHOOL_DOCUMENTS + 1)]
+        self._titles = {PUBLISHER: volumes, SCHOOL: lessons}
+        self._chunks = chunks
+        self._meter = meter
+        self._limited = limited
+        self._client = onejob.Client(app)
+
+    def play(self) -> bool:
+        """Make all cards; return whether everything is as promised."""
+        self.submit()
+        self.tell_refusals()
+        cards = self.tell_cards()
+        self.tell_turns()
+        costs = self.tell_costs()
+        return cards and costs and not (self._limited and self._meter.refused.total())
+
+    def submit(self) -> None:
+        """Submit all documents of both, the publisher's first, and then all of them again; wait for the cards."""
+        results = [
+            submit(customer, title, document(title, self._chunks))
+            for _ in range(2)
+            for customer, titles in self._titles.items()
+            for title in titles
+        ]
+        counts = " and ".join(f"{len(titles)} of the {customer}" for customer, titles in self._titles.items())
+        print(f"{counts}, in this order and each twice: {len(results)} documents are submitted")
+        eventually(lambda: all(result.ready() for result in results), PATIENCE)
+
+    def tell_refusals(self) -> None:
+        """Say what the provider has answered, and what it has refused."""
+        reasons = ", ".join(f"{count} for too many {reason}" for reason, count in self._meter.refused.items())
+        print(f"the provider answered {self._meter.answered.total()} requests and refused", end=" ")
+        print(f"{self._meter.refused.total()}{f': {reasons}' if reasons else ''}")
+        most = " and ".join(f"{most} of the {customer}" for customer, most in sorted(self._meter.most.items()))
+        print(f"at most {most} were with it at once")
+
+    def tell_cards(self) -> bool:
+        """Say how many cards each customer has; return whether there is one for each chunk."""
+        with closing(sqlite3.connect(SHELF)) as shelf:
+            found = dict(shelf.execute("select customer, count(*) from cards group by customer"))
+        for customer, titles in self._titles.items():
+            print(f"the {customer} has {found[customer]} cards of {len(titles)} documents")
+        return found == {customer: len(titles) * self._chunks for customer, titles in self._titles.items()}
+
+    def tell_turns(self) -> None:
+        """Say how far the publisher was when the school had all its cards."""
+        ends: dict[str, list[datetime]] = {}
+        for job in self._client.find_all(task=write_cards.name, state="completed"):
+            if job.follows_id is None and job.finished_at is not None:
+                ends.setdefault(job.submitter, []).append(job.finished_at)
+        last = max(ends[SCHOOL])
+        before = sum(end < last for end in ends[PUBLISHER])
+        print(f"the school had all its cards when the publisher had those of {before} of its", end=" ")
+        print(f"{len(ends[PUBLISHER])} documents")
+
+    def tell_costs(self) -> bool:
+        """Say what was spent and saved; return whether the ledger and the bill of the provider are equal."""
+        spent, saved = self._costs()
+        for customer in self._titles:
+            print(f"the {customer} paid ${spent[customer]:.6f}, and ${saved[customer]:.6f} more without", end=" ")
+            print("the duplicates being found")
+        bill = {customer: PRICE * tokens for customer, tokens in self._meter.billed.items()}
+        print(f"the bill of the provider is ${sum(bill.values()):.6f}: {'the same' if bill == spent else 'ANOTHER SUM'}")
+        return bill == spent
+
+    def _costs(self) -> tuple[Mapping[str, Decimal], Mapping[str, Decimal]]:
+        costs = [cost for cost in self._client.costs("submitter") if cost.unit == "usd"]
+        return {cost.name: cost.spent for cost in costs}, {cost.name: cost.saved for cost in costs}
