@@ -55,7 +55,7 @@ def main() -> int:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m examples.pipeline", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--documents", type=int, default=12, help="how many documents the publisher has")
-    parser.add_argument("--chunks", type=int, default=4, help="how many chunks a document has")
+    parser.add_argument("--chunks", type=int, default=3, help="how many chunks a document has")
     parser.add_argument("--seconds", type=float, default=0.15, help="how long an answer of the provider takes")
     parser.add_argument("--without-limits", action="store_true", help="no limits: see the provider refuse requests")
     parser.add_argument("--keep", type=Path, help="a new folder for the ledger and the cards; else they are removed")

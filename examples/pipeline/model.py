@@ -18,15 +18,15 @@ class BusyError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer of the model to some texts, one value for each, and the tokens that it has billed."""
+    """The answer of the model, and the tokens that it has billed."""
 
-    values: list[Any]
+    value: Any
     tokens: int
 
 
-def ask(what: str, customer: str, texts: list[str]) -> Answer:
-    """Have the model embed texts (`embed`), or write a card for each (`cards`). Raises `BusyError`."""
-    body = json.dumps({"customer": customer, "texts": texts}).encode()
+def ask(what: str, customer: str, text: str) -> Answer:
+    """Have the model embed a text (`embed`), or write its card (`card`). Raises `BusyError`."""
+    body = json.dumps({"customer": customer, "text": text}).encode()
     try:
         with urllib.request.urlopen(f"{URL}/{what}", body, timeout=60) as response:  # noqa: S310 - our own provider
             found = json.load(response)
@@ -35,4 +35,4 @@ def ask(what: str, customer: str, texts: list[str]) -> Answer:
             if error.code == 429:
                 raise BusyError(json.load(error)["error"]) from None
             raise
-    return Answer(found["answers"], found["tokens"])
+    return Answer(found["answer"], found["tokens"])

@@ -15,7 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 TOKENS_PER_MINUTE = 180_000
 AT_ONCE = 4
@@ -86,16 +86,15 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        texts = body["texts"]
-        tokens = sum(count_tokens(text) for text in texts)
+        text = body["text"]
+        tokens = count_tokens(text)
         try:
             with self.server.meter.request(body["customer"], tokens):
                 time.sleep(self.server.seconds)
         except RefusedError as error:
             self._send(429, {"error": str(error)})
             return
-        answers = [embedding_of(text) if self.path == "/embed" else card_of(text) for text in texts]
-        self._send(200, {"answers": answers, "tokens": tokens})
+        self._send(200, {"answer": ANSWERS[self.path](text), "tokens": tokens})
 
     def _send(self, status: int, answer: Mapping[str, Any]) -> None:
         data = json.dumps(answer).encode()
@@ -123,3 +122,6 @@ def card_of(text: str) -> dict[str, str]:
     sentence = text.partition(". ")[2].partition(". ")[0]
     answer = max(sentence.split(), key=len)
     return {"question": sentence.replace(answer, BLANK), "answer": answer}
+
+
+ANSWERS: Mapping[str, Callable[[str], object]] = {"/embed": embedding_of, "/card": card_of}

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import sqlite3
-import time
 from collections import Counter
 from contextlib import closing
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import onejob
-from examples.pipeline.studio import PRICE, SHELF, app, submit, write_cards
+from examples.pipeline.studio import PRICE, SHELF, app, make_cards
 from examples.pipeline.texts import document
 from tests.services import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from decimal import Decimal
 
     from examples.pipeline.provider import Meter
 
@@ -37,6 +35,7 @@ class Story:
         self._meter = meter
         self._limited = limited
         self._client = onejob.Client(app)
+        self._numbers: set[str] = set()
 
     def play(self) -> bool:
         """Make all cards; return whether everything is as promised."""
@@ -49,15 +48,18 @@ class Story:
 
     def submit(self) -> None:
         """Submit all documents of both, the publisher's first, and then all of them again; wait for the cards."""
-        results = [
-            submit(customer, title, document(title, self._chunks))
-            for _ in range(2)
-            for customer, titles in self._titles.items()
-            for title in titles
-        ]
+        results = [self._submit(customer) for _ in range(2) for customer in self._titles]
+        outcomes = Counter(result.outcome for each in results for result in each)
         counts = " and ".join(f"{len(titles)} of the {customer}" for customer, titles in self._titles.items())
-        print(f"{counts}, in this order and each twice: {len(results)} documents are submitted")
-        eventually(lambda: all(result.ready() for result in results), PATIENCE)
+        print(f"{counts}, in this order and all of them twice: {_listed(outcomes)}")
+        self._numbers = {result.id for each in results for result in each}
+        eventually(lambda: all(result.ready() for each in results for result in each), PATIENCE)
+
+    def _submit(self, customer: str) -> list[onejob.JobResult[int]]:
+        with onejob.submitter(customer, own_jobs=True):
+            return [
+                make_cards.delay(customer, title, document(title, self._chunks)) for title in self._titles[customer]
+            ]
 
     def tell_refusals(self) -> None:
         """Say what the provider has answered, and what it has refused."""
@@ -78,8 +80,8 @@ class Story:
     def tell_turns(self) -> None:
         """Say how far the publisher was when the school had all its cards."""
         ends: dict[str, list[datetime]] = {}
-        for job in self._client.find_all(task=write_cards.name, state="completed"):
-            if job.follows_id is None and job.finished_at is not None:
+        for job in self._documents():
+            if job.finished_at is not None:
                 ends.setdefault(job.submitter, []).append(job.finished_at)
         last = max(ends[SCHOOL])
         before = sum(end < last for end in ends[PUBLISHER])
@@ -87,15 +89,25 @@ class Story:
         print(f"{len(ends[PUBLISHER])} documents")
 
     def tell_costs(self) -> bool:
-        """Say what was spent and saved; return whether the ledger and the bill of the provider are equal."""
-        spent, saved = self._costs()
-        for customer in self._titles:
-            print(f"the {customer} paid ${spent[customer]:.6f}, and ${saved[customer]:.6f} more without", end=" ")
-            print("the duplicates being found")
+        """Say what was spent, and saved; return whether the ledger and the provider's bill are equal."""
+        spent = {cost.name: cost.spent for cost in self._client.costs("submitter") if cost.unit == "usd"}
+        duplicates = Counter[str]()
+        for job in self._documents():
+            duplicates[job.submitter] += job.duplicate_count
+        for customer, titles in self._titles.items():
+            saved = spent[customer] / len(titles) * duplicates[customer]
+            print(f"the {customer} paid ${spent[customer]:.5f}; {duplicates[customer]} duplicates saved ${saved:.5f}")
         bill = {customer: PRICE * tokens for customer, tokens in self._meter.billed.items()}
-        print(f"the bill of the provider is ${sum(bill.values()):.6f}: {'the same' if bill == spent else 'ANOTHER SUM'}")
+        verdict = "the same" if bill == spent else "ANOTHER SUM"
+        print(f"the provider's bill is ${sum(bill.values()):.5f}, which is {verdict}")
         return bill == spent
 
-    def _costs(self) -> tuple[Mapping[str, Decimal], Mapping[str, Decimal]]:
-        costs = [cost for cost in self._client.costs("submitter") if cost.unit == "usd"]
-        return {cost.name: cost.spent for cost in costs}, {cost.name: cost.saved for cost in costs}
+    def _documents(self) -> list[onejob.Job]:
+        """Return the jobs of the documents: the tasks that they are replaced by have jobs of their own."""
+        customers = set(self._titles)
+        found = {job.id: job for job in self._client.find_all(state="completed") if job.submitter in customers}
+        return [found[number] for number in self._numbers if number in found]
+
+
+def _listed(counter: Mapping[Any, int]) -> str:
+    return ", ".join(f"{number} {word}" for word, number in counter.items())
