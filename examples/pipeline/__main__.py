@@ -25,7 +25,8 @@ from tests.services import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
 START_SECONDS = 60.0
-WORKERS = ("north", "south")
+THREADS = 8
+"""The threads of all workers: so many jobs run at once."""
 
 
 def main() -> int:
@@ -57,6 +58,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--documents", type=int, default=12, help="how many documents the publisher has")
     parser.add_argument("--chunks", type=int, default=3, help="how many chunks a document has")
     parser.add_argument("--seconds", type=float, default=0.15, help="how long an answer of the provider takes")
+    parser.add_argument("--workers", type=int, default=2, help="how many workers there are")
     parser.add_argument("--without-limits", action="store_true", help="no limits: see the provider refuse requests")
     parser.add_argument("--keep", type=Path, help="a new folder for the ledger and the cards; else they are removed")
     return parser.parse_args()
@@ -72,13 +74,14 @@ def _play(options: argparse.Namespace, processes: Processes, folder: Path, provi
         client.migrate()
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     story = Story(options.documents, options.chunks, provider.meter, limited=not options.without_limits)
-    print("the provider and two workers of four threads each are starting ...")
-    for name in WORKERS:
-        command = f"-m celery -A examples.pipeline.studio worker -n {name}@studio -P threads -c 4 -l INFO"
-        command += " --without-gossip --without-mingle"
+    names = [f"worker{number}" for number in range(1, options.workers + 1)]
+    print(f"the provider and {len(names)} workers are starting; together they run {THREADS} jobs at once ...")
+    for name in names:
+        command = f"-m celery -A examples.pipeline.studio worker -n {name}@studio -P threads -l INFO"
+        command += f" -c {THREADS // len(names)} --without-gossip --without-mingle"
         processes.start(name, [sys.executable, *command.split()], environment)
     try:
-        for name in WORKERS:
+        for name in names:
             eventually(partial(_is_ready, folder / f"{name}.log"), START_SECONDS)
         return story.play()
     except AssertionError:

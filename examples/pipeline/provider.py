@@ -11,16 +11,19 @@ import threading
 import time
 from collections import Counter
 from contextlib import contextmanager
+from decimal import Decimal
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-TOKENS_PER_MINUTE = 180_000
+TOKENS_PER_MINUTE = 36_000
 AT_ONCE = 4
 REST_SECONDS = 3.0
 """How many seconds of the rate may come at once after a rest."""
+PRICE = Decimal("0.000002")
+"""The price of a token, in dollars."""
 BLANK = "____"
 
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 import sqlite3
 from collections import Counter
 from contextlib import closing
-from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import onejob
-from examples.pipeline.studio import PRICE, SHELF, app, make_cards
+from examples.pipeline.provider import PRICE
+from examples.pipeline.studio import SHELF, app, make_cards
 from examples.pipeline.texts import document
 from tests.services import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from datetime import datetime
 
     from examples.pipeline.provider import Meter
 
@@ -35,7 +36,7 @@ class Story:
         self._meter = meter
         self._limited = limited
         self._client = onejob.Client(app)
-        self._numbers: set[str] = set()
+        self._ids: set[str] = set()
 
     def play(self) -> bool:
         """Make all cards; return whether everything is as promised."""
@@ -52,7 +53,7 @@ class Story:
         outcomes = Counter(result.outcome for each in results for result in each)
         counts = " and ".join(f"{len(titles)} of the {customer}" for customer, titles in self._titles.items())
         print(f"{counts}, in this order and all of them twice: {_listed(outcomes)}")
-        self._numbers = {result.id for each in results for result in each}
+        self._ids = {result.id for each in results for result in each}
         eventually(lambda: all(result.ready() for each in results for result in each), PATIENCE)
 
     def _submit(self, customer: str) -> list[onejob.JobResult[int]]:
@@ -84,9 +85,9 @@ class Story:
             if job.finished_at is not None:
                 ends.setdefault(job.submitter, []).append(job.finished_at)
         last = max(ends[SCHOOL])
-        before = sum(end < last for end in ends[PUBLISHER])
-        print(f"the school had all its cards when the publisher had those of {before} of its", end=" ")
-        print(f"{len(ends[PUBLISHER])} documents")
+        ready = sum(end < last for end in ends[PUBLISHER])
+        print(f"the school's {len(ends[SCHOOL])} documents were ready when {ready} of the", end=" ")
+        print(f"publisher's {len(ends[PUBLISHER])} were")
 
     def tell_costs(self) -> bool:
         """Say what was spent, and saved; return whether the ledger and the provider's bill are equal."""
@@ -106,7 +107,7 @@ class Story:
         """Return the jobs of the documents: the tasks that they are replaced by have jobs of their own."""
         customers = set(self._titles)
         found = {job.id: job for job in self._client.find_all(state="completed") if job.submitter in customers}
-        return [found[number] for number in self._numbers if number in found]
+        return [found[each] for each in self._ids if each in found]
 
 
 def _listed(counter: Mapping[Any, int]) -> str:
