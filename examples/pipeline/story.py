@@ -56,7 +56,7 @@ class Story:
         self._ids = {result.id for each in results for result in each}
         eventually(lambda: all(result.ready() for each in results for result in each), PATIENCE)
 
-    def _submit(self, customer: str) -> list[onejob.JobResult[int]]:
+    def _submit(self, customer: str) -> list[onejob.AsyncResult[int]]:
         with onejob.submitter(customer, own_jobs=True):
             return [
                 make_cards.delay(customer, title, document(title, self._chunks)) for title in self._titles[customer]

@@ -71,7 +71,7 @@ def test_the_meter_counts_requests(url: str) -> None:
     before = json.loads(fetch(f"{url}meter")[2])["requests"]
     assert [fetch(f"{url}jobs", submission("metered"), JSON)[0] for _ in range(3)] == [202, 200, 200]
     meter = json.loads(fetch(f"{url}meter")[2])
-    assert meter == {"requests": before + 3, "provider_calls": 0, "provider_calls_without": 0}
+    assert meter == {"requests": before + 3, "provider_calls": 0, "provider_calls_without": 0, "waiting": {}}
 
 
 @for_each("project", ["", "a/b", "x" * 65, "<script>", 7])
