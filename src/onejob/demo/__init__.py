@@ -1,4 +1,4 @@
-"""`onejob demo`: duplicate requests, a killed worker and a resumed job, without a server to install."""
+"""`onejob demo`: duplicate requests, a limit, a killed worker and a resumed job, without a server to install."""
 
 TASK = "study_plan"
 PRINT = "print_copy"

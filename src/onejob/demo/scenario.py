@@ -97,11 +97,12 @@ def _send_clicks(api: ApiClient) -> tuple[Counter[str], float, str]:
 
 def _print_copies(console: Console, api: ApiClient) -> int:
     """Submit copies to print for one customer, one at a time; return how many wait. The plan runs beside them."""
-    jobs = [api.print_copy(CUSTOMER, number)["job"] for number in range(1, COPIES + 1)]
-    reasons = Counter(job["reason"] for job in jobs if job["reason"].startswith("waits for"))
+    for number in range(1, COPIES + 1):
+        api.print_copy(CUSTOMER, number)
+    waiting: dict[str, int] = api.get("meter")["waiting"]
     console.print(f"[bold]{COPIES} copies to print[/bold] for one customer, whose limit is one at a time:")
-    console.print(f"  {'; '.join(f'{count} of them: “{reason}”' for reason, count in reasons.items())}\n")
-    return reasons.total()
+    console.print(f"  {'; '.join(f'{count} of them “{reason}”' for reason, count in waiting.items())}\n")
+    return sum(waiting.values())
 
 
 def _follow(console: Console, stack: Stack, api: ApiClient, job_id: str) -> tuple[dict[str, Any], int]:

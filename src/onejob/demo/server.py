@@ -17,7 +17,8 @@ from onejob.api import create_app
 from onejob.api.auth import Guard, guarded
 from onejob.celery.app_state import app_state_of
 from onejob.demo.app import FOLDER, PORT_FILE, app, print_copy, provider, study_plan
-from onejob.jobs.model import State
+from onejob.jobs.lifecycle import State
+from onejob.jobs.limits import parked_on_key, waits_for
 from onejob.jobs.query import Query
 from onejob.pages import dashboard
 from onejob.pages.app import mount_dashboard
@@ -52,8 +53,9 @@ def meter() -> dict[str, Any]:
     paid = sum(calls.get(job_id, (0, 0))[0] for job_id in requests)
     without = sum(count * calls.get(job_id, (0, 0))[1] for job_id, count in requests.items())
     bill = {"requests": sum(requests.values()), "provider_calls": paid, "provider_calls_without": without}
-    copies = ledger.find(Query(task=print_copy.name, states=(State.QUEUED,), limit=JOBS_BILLED))
-    return bill | {"waiting": Counter(job.reason for job in copies if job.parked_on)}
+    copies = ledger.find(Query(task=print_copy.name, states=frozenset({State.QUEUED}), limit=JOBS_BILLED))
+    keys = [parked_on_key(job.parked_on) for job in copies]
+    return bill | {"waiting": Counter(waits_for(key) for key in keys if key)}
 
 
 def receive_webhook(note: dict[str, Any]) -> dict[str, bool]:
