@@ -15,7 +15,7 @@ TEST_ENVIRONMENT = PYTHONDONTWRITEBYTECODE= PYTEST_DEBUG_TEMPROOT=$(MEMORY)
 PYTEST = $(TEST_ENVIRONMENT) $(BIN)/python -m pytest --numprocesses 6 --durations 20
 
 .DEFAULT_GOAL := help
-.PHONY: help demo payments up down secrets test test-deep mutants bench peer-suites lint types imports docs docs-serve check format build lock clean FORCE
+.PHONY: help demo payments pipeline up down secrets test test-deep mutants bench peer-suites lint types imports docs docs-serve check format build lock clean FORCE
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -27,6 +27,9 @@ demo: $(VENV)/demo.stamp ## Show equal jobs running once, on this machine, with 
 
 payments: $(VENV)/dev.stamp ## Show cards charged once, while the gateway fails and workers are killed
 	@$(BIN)/python -m examples.payments $(ARGS)
+
+pipeline: $(VENV)/dev.stamp ## Show two customers share a model by limits, and its provider refuse nothing
+	@$(BIN)/python -m examples.pipeline $(ARGS)
 
 up: $(VENV)/dev.stamp ## Serve the example of the job API, with its own PostgreSQL and Redis, until Ctrl-C
 	@$(BIN)/python -m examples.job_api up $(ARGS)

@@ -10,6 +10,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.browser.support import PATIENCE, check_accessibility, marked
+from tests.services import eventually
 from tests.tiers import deep
 
 if TYPE_CHECKING:
@@ -119,6 +120,21 @@ def test_keys_alone_request_and_cancel(visit: Visit, demo: Demo, project: str) -
     expect(page.locator("#reason")).to_contain_text("Asked to stop")
     page.reload()
     expect(page.get_by_role("button", name="Canceling…")).to_be_visible()
+
+
+@deep
+def test_the_page_says_what_copies_wait_for(visit: Visit, demo: Demo, project: str) -> None:
+    """Of three copies for one customer two wait for its limit, and the page says so until they have been printed."""
+    demo.provider.hold()
+    jobs = [demo.api.print_copy(project, number)["job"]["id"] for number in (1, 2, 3)]
+    page = visit(project)
+    waiting = page.locator("#waiting")
+    expect(waiting).to_have_text(f"To print: 2. Each waits for customer={project}.")
+    demo.provider.release()
+    eventually(lambda: all(demo.api.job(job)["state"] == "completed" for job in jobs), PATIENCE)
+    page.reload()
+    expect(page.locator("#saved")).to_be_visible()
+    expect(waiting).to_be_hidden()
 
 
 @deep

@@ -68,6 +68,7 @@ def test_the_demo_succeeds(place: dict[str, str], tmp_path: Path, options: list[
     completed = subprocess.run([*DEMO, *options], env=place, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert completed.returncode == 0, completed.stdout + completed.stderr
     assert "1 admitted, 99 attached" in completed.stdout
+    assert "of them “waits for customer=school”" in completed.stdout
     assert "killed with SIGKILL" in completed.stdout
     assert "resumed on worker" in completed.stdout
     assert ("(Moons" in completed.stdout) is ("texts" in options)

@@ -8,19 +8,26 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import onejob
 from tests.cases import for_each
+from tests.limited import define
 from tests.services import Daemon, eventually
 
 JSON = {"content-type": "application/json"}
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    folder = tmp_path_factory.mktemp("server")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("server")
+
+
+@pytest.fixture(scope="module")
+def url(folder: Path) -> Iterator[str]:
     os.environ["ONEJOB_DEMO_FOLDER"] = str(folder)
     with Daemon([sys.executable, "-m", "onejob.demo.server", "0"], log=folder / "log", cwd=folder):
         del os.environ["ONEJOB_DEMO_FOLDER"]
@@ -71,7 +78,17 @@ def test_the_meter_counts_requests(url: str) -> None:
     before = json.loads(fetch(f"{url}meter")[2])["requests"]
     assert [fetch(f"{url}jobs", submission("metered"), JSON)[0] for _ in range(3)] == [202, 200, 200]
     meter = json.loads(fetch(f"{url}meter")[2])
-    assert meter == {"requests": before + 3, "provider_calls": 0, "provider_calls_without": 0}
+    assert meter == {"requests": before + 3, "provider_calls": 0, "provider_calls_without": 0, "waiting": {}}
+
+
+def test_the_meter_says_what_copies_wait_for(url: str, folder: Path) -> None:
+    """Of two copies to print for a customer one has room, and the meter says what the other one waits for."""
+    with onejob.Client(f"sqlite:///{folder}/ledger.db") as client:
+        define(client._ledger, [onejob.Limit("customer", running=1)])
+    for number in (1, 2):
+        copy = {"task": "print_copy", "kwargs": {"customer": "metered", "copy": number}}
+        assert fetch(f"{url}jobs", copy, JSON)[0] == 202
+    assert json.loads(fetch(f"{url}meter")[2])["waiting"] == {"waits for customer=metered": 1}
 
 
 @for_each("project", ["", "a/b", "x" * 65, "<script>", 7])

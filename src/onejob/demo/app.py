@@ -1,4 +1,4 @@
-"""The Celery app of the demo: one task in six stages, which resumes after the last completed paid call."""
+"""The Celery app of the demo: a task in six stages, which resumes after its last paid call, and one with a limit."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from celery import Celery
 from pydantic import Field
 
 import onejob
-from onejob.demo import LEASE, TASK, pipeline
+from onejob.demo import LEASE, PRINT, TASK, pipeline
 
 T = TypeVar("T")
 
@@ -95,6 +95,12 @@ def study_plan(project: Project) -> dict[str, Any]:
         plan.job.step("call back", _notify_application, plan.job.id, project, len(accepted))
     plan.start_stage("done")
     return {"cards": accepted, "rejected": len(rejected)}
+
+
+@app.task(base=onejob.Task, name=PRINT, expose=True, shared=False, limits=[onejob.Limit("customer", running=1)])
+def print_copy(customer: Project, copy: int) -> int:
+    """Print a copy of the cards: one at a time for each customer, also while other workers are idle."""
+    return provider.call(onejob.current_job().id, f"print for {customer}", int, copy)
 
 
 class _Plan:

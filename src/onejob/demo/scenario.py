@@ -1,4 +1,4 @@
-"""The scenario that the demo runs in the terminal: a hundred clicks at once, a killed worker, the bill at the end."""
+"""The scenario that the demo runs in the terminal: a hundred clicks at once, a limit, a killed worker, the bill."""
 
 import io
 import signal
@@ -21,6 +21,8 @@ from onejob.jobs.public_view import short_id
 
 PROJECT = "founding-documents"
 CLICKS = 100
+CUSTOMER = "school"
+COPIES = 6
 RUN_SECONDS = 120.0
 LIVE = {"queued", "running", "retrying"}
 
@@ -64,11 +66,12 @@ def _run_scenario(console: Console, stack: Stack, api: ApiClient) -> None:
     console.print(
         f"  {outcomes['admitted']} admitted, {outcomes['attached']} attached, all to job {short_id(job_id)}\n"
     )
+    waiting = _print_copies(console, api)
     job, kept = _follow(console, stack, api, job_id)
     cards, meter = job["result"]["cards"], api.get("meter")
     print_cards(console, cards)
     _print_bill(console, meter, job, kept)
-    _check_promises(outcomes, meter, job)
+    _check_promises(outcomes, waiting, meter, job)
 
 
 def _send_clicks(api: ApiClient) -> tuple[Counter[str], float, str]:
@@ -90,6 +93,16 @@ def _send_clicks(api: ApiClient) -> tuple[Counter[str], float, str]:
     if len(ids) != 1:
         raise DemoError(f"{CLICKS} equal requests made {len(ids)} jobs")
     return Counter(response["outcome"] for response in responses), time.monotonic() - began, ids.pop()
+
+
+def _print_copies(console: Console, api: ApiClient) -> int:
+    """Submit copies to print for one customer, one at a time; return how many wait. The plan runs beside them."""
+    for number in range(1, COPIES + 1):
+        api.print_copy(CUSTOMER, number)
+    waiting: dict[str, int] = api.get("meter")["waiting"]
+    console.print(f"[bold]{COPIES} copies to print[/bold] for one customer, whose limit is one at a time:")
+    console.print(f"  {'; '.join(f'{count} of them “{reason}”' for reason, count in waiting.items())}\n")
+    return sum(waiting.values())
 
 
 def _follow(console: Console, stack: Stack, api: ApiClient, job_id: str) -> tuple[dict[str, Any], int]:
@@ -165,11 +178,12 @@ def _print_bill(console: Console, meter: dict[str, int], job: dict[str, Any], ke
     console.print(f"[dim]“One run per click” is computed: {computed}; {again}.[/dim]")
 
 
-def _check_promises(outcomes: Counter[str], meter: dict[str, int], job: dict[str, Any]) -> None:
+def _check_promises(outcomes: Counter[str], waiting: int, meter: dict[str, int], job: dict[str, Any]) -> None:
     """Raise `DemoError` for a broken promise: at most the interrupted call is paid twice."""
     promises = {
         "one request was admitted": outcomes["admitted"] == 1,
         "all others were attached": outcomes["attached"] == CLICKS - 1,
+        "copies waited for the one before": 0 < waiting < COPIES,
         "the job resumed after the kill": job["attempt"] == 2,
         "stored steps were not paid again": meter["provider_calls"] - _calls(job)[1] <= 1,
         "there are cards": bool(job["result"]["cards"]),

@@ -3,6 +3,7 @@
 import socket
 import sqlite3
 import sys
+from collections import Counter
 from contextlib import closing
 from importlib.resources import files
 from pathlib import Path
@@ -15,7 +16,9 @@ from fastapi.staticfiles import StaticFiles
 from onejob.api import create_app
 from onejob.api.auth import Guard, guarded
 from onejob.celery.app_state import app_state_of
-from onejob.demo.app import FOLDER, PORT_FILE, app, provider, study_plan
+from onejob.demo.app import FOLDER, PORT_FILE, app, print_copy, provider, study_plan
+from onejob.jobs.lifecycle import State
+from onejob.jobs.limits import parked_on_key, waits_for
 from onejob.jobs.query import Query
 from onejob.pages import dashboard
 from onejob.pages.app import mount_dashboard
@@ -41,14 +44,18 @@ web.mount("/static", StaticFiles(directory=PAGE))
 
 
 @web.get("/meter")
-def meter() -> dict[str, int]:
-    """Return the bill: the paid calls, and the calls that one run per request would have cost."""
-    jobs = app_state_of(app).ledger.find(Query(task=study_plan.name, limit=JOBS_BILLED))
+def meter() -> dict[str, Any]:
+    """Return the bill, which is the paid calls and those of one run per request, and how many copies wait for what."""
+    ledger = app_state_of(app).ledger
+    jobs = ledger.find(Query(task=study_plan.name, limit=JOBS_BILLED))
     requests = {job.id: 1 + job.duplicate_count for job in jobs}
     calls = provider.calls()
-    paid = sum(recorded for recorded, _ in calls.values())
+    paid = sum(calls.get(job_id, (0, 0))[0] for job_id in requests)
     without = sum(count * calls.get(job_id, (0, 0))[1] for job_id, count in requests.items())
-    return {"requests": sum(requests.values()), "provider_calls": paid, "provider_calls_without": without}
+    bill = {"requests": sum(requests.values()), "provider_calls": paid, "provider_calls_without": without}
+    copies = ledger.find(Query(task=print_copy.name, states=frozenset({State.QUEUED}), limit=JOBS_BILLED))
+    keys = [parked_on_key(job.parked_on) for job in copies]
+    return bill | {"waiting": Counter(waits_for(key) for key in keys if key)}
 
 
 def receive_webhook(note: dict[str, Any]) -> dict[str, bool]:

@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from onejob.demo import TASK
+from onejob.demo import PRINT, TASK
 
 _GUARD = """
 import os, shutil, signal, sys
@@ -118,6 +118,10 @@ class ApiClient:
     def submit(self, project: str) -> Any:
         """Submit the study plan of a project, and return the response."""
         return self.post("jobs", {"task": TASK, "kwargs": {"project": project}})
+
+    def print_copy(self, customer: str, copy: int) -> Any:
+        """Submit a copy to print for a customer, and return the response."""
+        return self.post("jobs", {"task": PRINT, "kwargs": {"customer": customer, "copy": copy}})
 
     def job(self, job_id: str) -> Any:
         """Return a job."""

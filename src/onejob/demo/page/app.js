@@ -298,6 +298,11 @@ function renderMeter(meter) {
     element(`${id}-gauge`).style.setProperty("--part", `${(100 * number) / most}%`);
   }
   put("saved", savedNote(meter.requests, calls.without - calls.paid));
+  say("waiting", waitingNote(meter.waiting));
+}
+
+function waitingNote(waiting) {
+  return Object.entries(waiting).map(([reason, copies]) => `To print: ${copies}. Each ${reason}.`).join(" ");
 }
 
 function savedNote(requests, saved) {
