@@ -149,6 +149,7 @@ def build(config: dict[str, Any]) -> celery.Celery:
     define(note, name="note", **options)
     for name, conflict_policy in {"newest": "replace", "again": "run_again", "strict": "raise"}.items():
         define(effect, name=name, on_duplicate=conflict_policy, **options)
+    define(effect, name="effect_alone", limits=[onejob.Limit(name="database", running=1)], **options)
     return app
 
 

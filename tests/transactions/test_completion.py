@@ -111,6 +111,13 @@ def test_what_was_committed_counts(
     assert working.workers[0].text.count(line) == 1
 
 
+def test_a_completion_in_a_transaction_frees_its_slot(working: PostgresCluster) -> None:
+    """Jobs that take turns by a limit of one, and complete in transactions of their own, all run."""
+    results = [working.effect_alone.delay(f"alone-{number}", "commits") for number in range(3)]
+    assert [each.get(timeout=PATIENCE) for each in results] == [f"result of alone-{number}" for number in range(3)]
+    assert working.ledger.store.limit_use("database").holders == ()
+
+
 @for_each("how", ["commits", "loses the answer"])
 def test_a_chain_continues_with_the_committed_result(working: PostgresCluster, how: str) -> None:
     """The next task of a chain gets the committed result, also when the response of the commit is lost."""

@@ -48,6 +48,15 @@ def test_the_commit_creates_and_publishes_the_job(
     assert submitted(emitted) == ([(first.id, "admitted"), (first.id, "attached")] if owner.hooked else [])
 
 
+def test_the_commit_makes_a_job_with_room_due(cluster: PostgresCluster, owner: Owner) -> None:
+    """A job with a limit that is submitted in a transaction waits in the ledger, and has its slot after the commit."""
+    first, second = (owner.submit(cluster.effect_alone, key) for key in "ab")
+    assert (cluster.jobs(), cluster.messages()) == ([], [])
+    owner.commit()
+    assert published(cluster, owner) == [first.id]
+    assert (cluster.job(first).parked_on, cluster.job(second).parked_on) == (None, "limit:database")
+
+
 def test_a_rollback_leaves_no_trace(cluster: PostgresCluster, owner: Owner, emitted: list[JobEvent]) -> None:
     """A job whose transaction was rolled back does not exist, and the session's next commit publishes its own only."""
     owner.execute(cluster.effects.insert("a"))

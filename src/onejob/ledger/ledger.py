@@ -71,10 +71,17 @@ class Freeing:
 
 
 def _parking(submissions: Sequence[Submission], handover_of: HandoverOf) -> HandoverOf:
-    """Return the hand-over of submissions, of which those that wait for room are held for one lease at first."""
+    """Return the hand-over of submissions, of which those that wait for room are held until a sweep looks at them."""
     if all(each.parked_on is None for each in submissions):
         return handover_of
-    return lambda each: handover_of(each) if each.parked_on is None else held(each.lease)
+    return lambda each: _parked(each, handover_of(each))
+
+
+def _parked(submission: Submission, handover: Handover) -> Handover:
+    """Return the hand-over of a submission whose job waits for room, if it has one: no worker gets it before."""
+    if submission.parked_on is None:
+        return handover
+    return held(submission.lease if handover.after is None else handover.after)
 
 
 @value(slots=True, kw_only=True)
@@ -159,7 +166,7 @@ class Ledger(JobReader):
     def submit(self, submission: Submission, *, handover: Handover = BY_CALLER) -> Admission:
         """Submit a job. Raises `StoreUnavailableError` if the store does not answer: then the outcome is unknown."""
         if submission.parked_on is not None:
-            handover = held(submission.lease)
+            handover = _parked(submission, handover)
         return self._report_answers(self.store.submit_many([submission], handover_of=lambda _: handover))[0]
 
     def submit_many(
