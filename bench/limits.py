@@ -9,7 +9,7 @@
 `cost`: submission, claim and end of a job with a limit that is not reached, beside a job without one, by turns in one
 ledger. `trips`: what they send: requests, and round trips; of SQLite, statements. It runs with an earlier onejob on
 the `PYTHONPATH`, too, for which it counts jobs without limits. `worker`: the same jobs through a whole worker.
-`parked`: how long one look at a key takes while more and more jobs wait on 1,000 keys, and what it touches: rows of
+`parked`: how long one look at a key takes while more and more jobs wait on 1,000 keys, and what it touches: jobs of
 PostgreSQL, commands of Redis, instructions of SQLite's machine. `slots`: the part of the time of all slots in which
 jobs of 0.1 s run, beside a worker with as many places and no limit.
 """
@@ -42,7 +42,7 @@ from bench.runs import end
 from bench.servers import Servers
 from bench.wire import Wire
 from onejob.celery.app_state import app_state_of
-from onejob.jobs.handover import by_sweep
+from onejob.jobs.handover import Way, by_sweep
 from onejob.jobs.model import Submission
 from onejob.jobs.transitions import new_nonce
 from onejob.ledger.ledger import Ledger
@@ -257,14 +257,14 @@ def measure_parked(store: str, servers: Servers, stack: ExitStack, options: argp
     ledger.define_limits([onejob.Limit("customer", running=PARKED_RUNNING).value()])
     ledger.freeing = None  # jobs are made due by hand
     jobs, parked = Jobs(ledger, uses_of_many), 0
-    for size in map(int, options.sizes.split(",")):
+    for turn, size in enumerate(map(int, options.sizes.split(","))):
         for start in range(parked, size, BATCH):
             new = [jobs.new() for _ in range(min(BATCH, size - start))]
-            ledger.submit_many(new, handover=by_sweep(LEASE))
+            ledger.submit_many(new, handover_of=lambda _: by_sweep(LEASE))
         parked = size
         analyse(store, url)
-        keys = [f"customer={number}" for number in range(size % 97, size % 97 + LOOKS)]
-        filled = [ledger.store.free_slots(key, way=by_sweep(0).way, limit=100).jobs for key in keys]
+        keys = [f"customer={number}" for number in range(turn * LOOKS, (turn + 1) * LOOKS)]
+        filled = [ledger.store.free_slots(key, way=Way.SWEPT, limit=100).jobs for key in keys]
         touched = toucher(store, url, ledger, steps)
         before = touched()
         full = [timed(lambda key=key: look(ledger, key, 0), 1) for key in keys]  # type: ignore[misc]
@@ -294,7 +294,7 @@ def uses_of_many(number: int) -> str:
 
 def look(ledger: Ledger, key: str, freed: int | None) -> None:
     """Look at a key once, which makes so many jobs due; None: some."""
-    jobs = ledger.store.free_slots(key, way=by_sweep(0).way, limit=100).jobs
+    jobs = ledger.store.free_slots(key, way=Way.SWEPT, limit=100).jobs
     if freed is not None and len(jobs) != freed:
         raise SystemExit(f"{len(jobs)} jobs are due on {key}, and not {freed}")
 
@@ -324,7 +324,7 @@ def toucher(store: str, url: str, ledger: Ledger, steps: Counter[str]) -> Callab
         ledger.store.steps("none")
         time.sleep(0.3)
         with psycopg.connect(url, autocommit=True) as connection:
-            text = "select sum(seq_tup_read + coalesce(idx_tup_fetch, 0)) from pg_stat_user_tables"
+            text = "select seq_tup_read + idx_tup_fetch from pg_stat_user_tables where relname = 'jobs'"
             (found,) = connection.execute(text).fetchone() or (0,)
         return int(found)
 
