@@ -111,6 +111,9 @@ class Count:
     small_wait_ratio: float
     wait_p50: float
     wait_max: float
+    longest_free: float
+    """Seconds from the submission of a job to its end, at most, without limits."""
+    longest: float
     free_seconds: float
     """Seconds until all had completed, without limits."""
     seconds: float
@@ -244,6 +247,7 @@ def _count(storm: Storm, ledger: Ledger, free: Done, done: Done) -> Count:
         print(*together, sep="\n", file=sys.stderr)
         print_histories(ledger, ledger.get_each([lease.job_id for lease in together]), "ran beside too many")
     print_histories(ledger, [job for job in done.jobs if job.state is not State.COMPLETED], "was not completed")
+    print_histories(ledger, sorted(done.jobs, key=_age)[-2:], "took longest")
     prefix = "provider" if storm.rate else "key"
     uses = [ledger.store.limit_use(f"{prefix}={key}") for key in storm.sizes()]
     small = [*storm.sizes()][storm.keys // 2 :]
@@ -270,6 +274,8 @@ def _count(storm: Storm, ledger: Ledger, free: Done, done: Done) -> Count:
         small_wait_ratio=round(after / before, 2),
         wait_p50=round(waits[len(waits) // 2], 3),
         wait_max=round(waits[-1], 2),
+        longest_free=round(max(map(_age, free.jobs)), 2),
+        longest=round(max(map(_age, done.jobs)), 2),
         free_seconds=round(free.seconds, 1),
         seconds=round(done.seconds, 1),
         longest_gap=round(max(free.gap, done.gap), 2),
@@ -284,6 +290,11 @@ def _rate(storm: Storm, done: Done) -> tuple[int, int, float]:
     starts = [[lease.start for lease in leases] for leases in done.leases.values()]
     used = min(len(each) / (per_second * (each[-1] - each[0]) + value.burst) for each in starts)
     return max(most_in_window(each, MINUTE) for each in starts), int(per_second * MINUTE + value.burst), used
+
+
+def _age(job: JobRow) -> float:
+    """Return the seconds from the submission of a job to its end."""
+    return (job.finished_at or float("inf")) - job.created_at
 
 
 def _p99(waits: list[float]) -> float:
