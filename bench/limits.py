@@ -83,7 +83,7 @@ def main() -> None:
         print(f"  load {os.getloadavg()[0]:.1f}", flush=True)
 
 
-# --- store and ledger --------------------------------------------------------------------------------------------------
+# --- store and ledger -------------------------------------------------------------------------------------------------
 
 
 def new_url(store: str, servers: Servers) -> str:
@@ -184,7 +184,7 @@ def sums(first: Sequence[float], second: Sequence[float]) -> list[float]:
     return [sum(pair) for pair in zip(first, second, strict=True)]
 
 
-# --- what is sent ------------------------------------------------------------------------------------------------------
+# --- what is sent -----------------------------------------------------------------------------------------------------
 
 
 def measure_trips(store: str, servers: Servers, stack: ExitStack, options: argparse.Namespace) -> None:
@@ -236,7 +236,7 @@ def tracing(prepare_connection: Callable[[sqlite3.Connection], object]) -> Itera
     connect = sqlite3.connect
 
     def opened(*given: Any, **named: Any) -> sqlite3.Connection:
-        connection = connect(*given, **named)
+        connection: sqlite3.Connection = connect(*given, **named)
         prepare_connection(connection)
         return connection
 
@@ -244,7 +244,7 @@ def tracing(prepare_connection: Callable[[sqlite3.Connection], object]) -> Itera
         yield
 
 
-# --- jobs that wait for room -------------------------------------------------------------------------------------------
+# --- jobs that wait for room ------------------------------------------------------------------------------------------
 
 
 def measure_parked(store: str, servers: Servers, stack: ExitStack, options: argparse.Namespace) -> None:
@@ -309,7 +309,7 @@ def analyse(store: str, url: str) -> None:
 def toucher(store: str, url: str, ledger: Ledger, steps: Counter[str]) -> Callable[[], int]:
     """Return a function that returns how many rows, commands or steps the operations on a ledger have taken."""
     if store == "sqlite":
-        return lambda: steps.total()
+        return steps.total
     if store == "redis":
         client = redis.Redis.from_url(url)
 
@@ -331,7 +331,7 @@ def toucher(store: str, url: str, ledger: Ledger, steps: Counter[str]) -> Callab
     return rows
 
 
-# --- whole workers -----------------------------------------------------------------------------------------------------
+# --- whole workers ----------------------------------------------------------------------------------------------------
 
 
 def build(broker: str, store: str) -> celery.Celery:
@@ -400,7 +400,9 @@ class Site:
         """Submit jobs of a task, and return them when all have run."""
         calls = [(next(self.numbers), number % KEYS) for number in range(jobs)]
         work: Any = self.app.tasks[task]
-        ids = [result.id for start in range(0, jobs, BATCH) for result in work.submit_many(calls[start : start + BATCH])]
+        ids = [
+            result.id for start in range(0, jobs, BATCH) for result in work.submit_many(calls[start : start + BATCH])
+        ]
         found: list[JobRow] = []
 
         def all_have_ended() -> bool:

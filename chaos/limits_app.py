@@ -25,6 +25,6 @@ def work(number: int, key: str) -> int:  # noqa: ARG001 - the limits count by it
 
 free = app.task(name="free", base=onejob.Task)(work)
 limited = app.task(name="limited", base=onejob.Task, limits=[onejob.Limit("key", running=RUNNING)])(work)
-rated = app.task(
-    name="rated", base=onejob.Task, limits=[onejob.Limit("key", rate=RATE, burst=BURST, name="provider")]
-)(work)
+rated = app.task(name="rated", base=onejob.Task, limits=[onejob.Limit("key", rate=RATE, burst=BURST, name="provider")])(
+    work
+)

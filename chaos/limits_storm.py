@@ -32,8 +32,8 @@ from chaos.outcome import all_jobs, await_rest, count_events, print_histories
 from chaos.testbed import start_testbed
 from chaos.workers import Workers
 from onejob.celery.messages.payload import loads
-from onejob.jobs.limits import rate_value
 from onejob.jobs.lifecycle import State
+from onejob.jobs.limits import rate_value
 from tests.services import eventually
 
 if TYPE_CHECKING:
