@@ -56,6 +56,16 @@ class Workers:
         _kill(self._workers[index])
         self._workers[index] = self._start(index)
 
+    def freeze_one(self, rng: random.Random) -> int:
+        """Stop a random worker with all its children, as a suspended machine does, and return what `thaw` takes."""
+        pid = rng.choice(self._workers).pid
+        _signal(pid, signal.SIGSTOP)
+        return pid
+
+    def thaw(self, pid: int) -> None:
+        """Let a frozen worker go on, unless it was killed meanwhile."""
+        _signal(pid, signal.SIGCONT)
+
     def start_ended(self) -> int:
         """Start those again that have ended by themselves, as a supervisor does, and return how many."""
         ended = [index for index, worker in enumerate(self._workers) if not worker.alive]
@@ -78,6 +88,10 @@ class Workers:
 
 def _kill(worker: Daemon) -> None:
     """Kill a worker and its children; one that has ended has no process group."""
-    with suppress(ProcessLookupError):
-        os.killpg(worker.pid, signal.SIGKILL)
+    _signal(worker.pid, signal.SIGKILL)
     worker.end(signal.SIGKILL)
+
+
+def _signal(pid: int, number: int) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(pid, number)

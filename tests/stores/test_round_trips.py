@@ -16,6 +16,7 @@ from onejob.jobs.metric_buckets import Period
 from onejob.jobs.submitter import Charge, Quota
 from onejob.ledger.ledger import Ledger
 from onejob.stores.postgres import PostgresStore
+from onejob.stores.postgres.connection import Connections
 from onejob.transactions.sessions import transaction_of
 from tests.cases import for_each
 from tests.proxies import Carry, Proxy, carry
@@ -216,3 +217,31 @@ def test_a_transaction_adds_one_statement_to_a_submission_and_two_to_an_end(
                 session.commit()
 
             assert trips(submit_and_commit) == 3, (policy, identity)
+
+
+class LateValues(dict[str, object]):
+    """The values of a statement, which are read as late as the process gets to it; `meanwhile` runs before."""
+
+    def __init__(self, meanwhile: Callable[[], object]) -> None:
+        super().__init__(late=1)
+        self._meanwhile = meanwhile
+
+    def __getitem__(self, name: str) -> object:
+        self._meanwhile()
+        return super().__getitem__(name)
+
+
+def test_no_lock_waits_for_the_process(postgres_server: PostgresServer) -> None:
+    """The statements of an operation are sent together: a process that is frozen before the last one holds no lock."""
+    connections = Connections(postgres_server.url, lambda _: None)
+    with psycopg.connect(postgres_server.url, autocommit=True) as other:
+
+        def is_free() -> bool:
+            row = other.execute("select pg_try_advisory_lock(7), pg_advisory_unlock(7)").fetchone()
+            return row is not None and row[0]
+
+        free: list[bool] = []
+        meanwhile = LateValues(lambda: free.extend(is_free() for _ in range(50)))
+        connections.run([("select pg_advisory_xact_lock(7)", {}), ("select cast(:late as integer) as late", meanwhile)])
+    connections.close()
+    assert free == [True] * 50

@@ -91,6 +91,12 @@ class Connection(psycopg.Connection[Any]):
         """Wait for the server in place of psycopg's method, which waits for ever. Raises `SilentServer`."""
         return super().wait(_limit_silence(gen, self.silence), *args, **options)
 
+    def send_at_once(self) -> Sending:
+        """Let the next pipeline of the connection send its statements together, once it is complete."""
+        sending = Sending(self)
+        self._pipeline = sending
+        return sending
+
     def run(self, text: str, values: Mapping[str, Any]) -> Rows:
         """Execute a statement, and return its rows."""
         cursor = self.cursor_in_use = self.cursor_in_use or self.cursor()
@@ -99,6 +105,29 @@ class Connection(psycopg.Connection[Any]):
         if len(rows) > MANY_ROWS:
             self.cursor_in_use = None
         return rows
+
+
+class Sending(psycopg.Pipeline):
+    """A pipeline that sends nothing before it is complete.
+
+    Else the server would run the first statements while the process is busy with the others, and keep their locks as
+    long: for minutes if the process is frozen then.
+    """
+
+    is_complete = False
+
+    def _communicate_gen(self) -> PQGen[None]:
+        if not self.is_complete:
+            return
+        commands = [*self.command_queue]
+        self.command_queue.clear()
+
+        def write_all() -> None:
+            for command in commands:
+                command()
+
+        self.command_queue.append(write_all)  # into the buffer of libpq
+        yield from super()._communicate_gen()
 
 
 class PoolTimeout(psycopg.OperationalError):
@@ -282,6 +311,7 @@ class Connections:
 def _execute(connection: Connection, statements: Sequence[Statement]) -> list[Rows]:
     if len(statements) == 1:
         return [connection.run(*statements[0])]
+    sending = connection.send_at_once()
     try:
         with connection.pipeline():  # an implicit transaction, up to its end
             try:
@@ -290,6 +320,8 @@ def _execute(connection: Connection, statements: Sequence[Statement]) -> list[Ro
                 if getattr(error, "sqlstate", None) is None:  # ours: the pipeline would commit what came before
                     connection.close()
                 raise
+            finally:
+                sending.is_complete = True
     except psycopg.Error:
         connection.close()  # psycopg's cache has prepared statements that the server skipped after the error
         raise
