@@ -349,7 +349,7 @@ class ModelStore(ModelLimits):
         is_due = job.run_at <= now and (job.expires_at is None or job.expires_at > now)
         if job.state not in sources or not is_due or job.cancel or job.queued_next:
             return Applied(applied=False, job=job)
-        full = self.find_full(job)
+        full = self.find_full(job) if job.is_limited else None
         if full is not None:
             self.park_on_key(row, full)
             row.history = row.history[-HISTORY_LIMIT:]
@@ -361,7 +361,8 @@ class ModelStore(ModelLimits):
             published_at=None, publish_error="", parked_on=None, reason=f"running on {node}",
         )  # fmt: skip
         row.record(now, Transition.CLAIM, claim_detail(job.attempt + 1, node))
-        self.take_room(row)
+        if job.is_limited:
+            self.take_room(row)
         return self._accepted(row, nonce)
 
     def apply(self, change: Change) -> Applied:
@@ -409,7 +410,7 @@ class ModelStore(ModelLimits):
         now, reopens, ends = self.read_clock(), change.reopens, change.ends
         given = (
             "payload", "options", "route", "retries", "crashes", "published", "publish_error", "cancel",
-            "canvas_pending", "identity_until", "result", "error", "reason",
+            "canvas_pending", "identity_until", "result", "error", "reason", "limit_keys",
         )  # fmt: skip
         values: dict[str, object] = {"result": None, "error": None} if reopens else {}
         values |= {name: value for name in given if (value := getattr(change, name)) is not None}

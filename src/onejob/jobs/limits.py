@@ -23,6 +23,8 @@ from onejob.jobs.model import JobRow
 from onejob.jobs.submitter import Quota
 from onejob.jobs.timestamps import format_timestamp
 
+NO_KEYS = "[]"
+"""The column `limit_keys` of a job that had limits, and was replaced by a task without."""
 PARKED_BY_LIMIT = "limit:"
 """The prefix of `JobRow.parked_on` of a job that waits for room; the key follows. Ids of pauses have no colon."""
 MAX_RUNNING = 1_000_000

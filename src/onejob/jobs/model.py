@@ -154,6 +154,11 @@ class JobRow:
         """The tags of the submission whose arguments the job has, by which jobs are found."""
         return tuple(self.tag_lines.split("\n")) if self.tag_lines else ()
 
+    @property
+    def is_limited(self) -> bool:
+        """Whether a run of the job needs room on keys of limits; a follower has no run of its own."""
+        return self.limit_keys is not None and self.follows_id is None
+
     def has_lost_identity(self, now: float) -> bool:
         """Return whether the job no longer holds its identity: its window is over, or it expired while it waited."""
         until = self.expires_at if self.identity_until is None else self.identity_until
@@ -413,6 +418,7 @@ class Change:
     canvas_pending: bool | None = None
     parked_on: str | None = None
     """The value of `JobRow.parked_on` from now on; "": the job is parked no longer."""
+    limit_keys: str | None = None
     result: str | None = None
     error: str | None = None
     reason: str | None = None

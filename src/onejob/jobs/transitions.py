@@ -80,8 +80,9 @@ def change_of(
             wake_after = job.lease if rule.fenced else 0.0
         by_rule |= {"ends": True, "keeps_identity": False, "wake_after": wake_after}
     handover = values.get("handover")
-    if rule.sources & WAITING and (rule.target is not None or handover is not None):
-        by_rule["parked_on"] = ""  # a run has no pause: its claim has ended it
+    # A run is parked on nothing: its claim has ended that. A job that is parked only since it was read stays so.
+    if rule.sources & WAITING and (rule.target is not None or (handover is not None and job.parked_on is not None)):
+        by_rule["parked_on"] = ""
     if isinstance(handover, Handover):
         values = {"wake_after": job.lease if handover.after is None else handover.after} | values
     return Change(

@@ -19,7 +19,7 @@ from onejob.jobs.handover import BY_CALLER, BY_SWEEP, Handover, Way, by_caller, 
 from onejob.jobs.history import COMPLETED
 from onejob.jobs.ledger_settings import LedgerSettings
 from onejob.jobs.lifecycle import FINAL, RULES, State, Transition
-from onejob.jobs.limits import LimitValue, name_of, parked_on_key, read_uses
+from onejob.jobs.limits import NO_KEYS, LimitValue, name_of, parked_on_key, read_uses
 from onejob.jobs.model import (
     Admission,
     Applied,
@@ -97,6 +97,8 @@ class NextRun:
     """Seconds until it is due."""
     handover: Handover = BY_CALLER
     """How the job gets to a worker, if it is due at once."""
+    limit_keys: str | None = None
+    """The keys of the limits of another task; None: of a run of the same task, the job's own, or none."""
 
     @classmethod
     def again(cls, job: JobRow, *, delay: float, retries: int) -> Self:
@@ -108,7 +110,7 @@ class NextRun:
         """Return the run of a submission."""
         return cls(
             payload=submission.payload, options=submission.options, route=submission.route, retries=submission.retries,
-            delay=submission.delay,
+            delay=submission.delay, limit_keys=submission.limit_keys,
         )  # fmt: skip
 
     def applied_to(self, job: JobRow) -> JobRow:
@@ -349,13 +351,17 @@ class Ledger(JobReader):
     ) -> JobRow:
         """End a run, and queue its job for another task, without its steps. Raises `StaleTokenError`.
 
-        The job keeps its id, identity, idempotency keys, followers and history. `canvas`: whether a canvas waits for
-        its end.
+        The job keeps its id, identity, idempotency keys, followers and history, and gets the limits of the other task.
+        `canvas`: whether a canvas waits for its end.
         """
-        return self._fenced(
+        limit_keys = next_run.limit_keys or (None if job.limit_keys is None else NO_KEYS)
+        replaced = self._fenced(
             job, Transition.REPLACE, reason, canvas_pending=canvas, crashes=0, forgets_steps=True,
-            request_id=request_id, **next_run.changes(),
+            request_id=request_id, limit_keys=limit_keys, **next_run.changes(),
         )  # fmt: skip
+        if job.limit_keys is not None:
+            self.give_back(job)  # by its earlier keys
+        return replaced
 
     def release(self, job: JobRow, reason: str, *, handover: Handover = BY_CALLER) -> JobRow:
         """Return a job to the queue without counting a failure. Raises `StaleTokenError`."""

@@ -47,7 +47,7 @@ NEW_JOB = {
 """
 NEW_VALUES = (
     "payload", "options", "route", "retries", "crashes", "published", "publish_error", "cancel", "canvas_pending",
-    "reason", "parked_on",
+    "reason", "parked_on", "limit_keys",
 )  # fmt: skip
 """The fields of a change that are values for the columns of the same names, unless they are None."""
 _HEADING = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)

@@ -72,6 +72,8 @@ def replace_run(task: BoundTask, run: Run, signature: Any, send: Callable[[Any],
     if run.job.attempt > 1:
         with suppress(NotImplementedError):
             task.backend.forget(run.id)  # the end of an earlier attempt is not that of the replacement
+    if last is not None:  # Celery gives it to the signature, which hands it to no task inside of a chord's body
+        last.set(replaced_task_nesting=1 + (task.request.get("replaced_task_nesting") or 0))
     run.replaced = True
     try:
         send(signature)

@@ -9,7 +9,7 @@ claimed as (
   update onejob.jobs as jobs set
     {start_run}
   from clock
-  where jobs.id = :job_id and jobs.attempt = 0 and jobs.limit_keys is null and {is_claimable}
+  where jobs.id = :job_id and jobs.attempt = 0 and (jobs.limit_keys is null or jobs.follows_id is not null) and {is_claimable}
   returning jobs.*
 ),
 refused as ( -- locked, so that it is the newest version, also after a wait

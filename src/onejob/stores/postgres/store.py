@@ -99,7 +99,7 @@ class PostgresStore(SQLStore):
         first = _parse_applied(self._sql.run("claim", **values))
         if first.applied or first.job is None or first.job.state not in sources:
             return first
-        if first.job.limit_keys is not None:
+        if first.job.is_limited:
             return _parse_applied(self._sql.run_each([("lock_limits", {}), ("claim_limited", values)])[-1])
         if not first.job.attempt:
             return first

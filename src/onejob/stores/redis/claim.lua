@@ -31,7 +31,8 @@ then
   return { 'refused', reply(job) }
 end
 
-local full = row[LIMIT_KEYS] and find_full(job, now)
+local is_limited = row[LIMIT_KEYS] and not row[FOLLOWS_ID] -- a follower has no run of its own
+local full = is_limited and find_full(job, now)
 if full then
   park_on_key(job, history, full, now)
   return { 'refused', reply(job) }
@@ -51,7 +52,7 @@ row[ATTEMPT] = format_integer(tonumber(attempt or 0) + 1)
 row[LEASE_UNTIL], row[STARTED_AT] = format_time(lease_until), started_at
 row[EXPIRES_AT], row[PUBLISHED], row[PUBLISHED_AT], row[PUBLISH_ERROR] = false, false, '0', false
 row[REQUESTS] = add_request(row[REQUESTS], nonce)
-if row[LIMIT_KEYS] then
+if is_limited then
   take_room(job, lease_until, now)
 end
 write_row(key, row)

@@ -20,7 +20,7 @@ update jobs set
   reason = 'running on ' || :node,
   requests = substr(:nonce || ' ' || requests, 1, 136)
 where id = :job_id
-  and not (:is_first and (attempt > 0 or limit_keys is not null))
+  and not (:is_first and (attempt > 0 or (limit_keys is not null and follows_id is null)))
   and {is_claimable}
 returning {job_columns}
 -- name: can_claim

@@ -125,7 +125,7 @@ class SQLiteStore(SQLStore):
 
         def claim(tx: Transaction) -> Applied:
             previous = tx.job("get", job_id=job_id)
-            is_limited = previous is not None and previous.limit_keys is not None
+            is_limited = previous is not None and previous.is_limited
             if previous is not None and is_limited and tx.rows("can_claim", **values):
                 full = find_full(tx, previous)
                 if full is not None:
