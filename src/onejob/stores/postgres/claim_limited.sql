@@ -1,14 +1,15 @@
 -- Start a run of a job with limits, as `claim_again` does, if all its keys have room, and take that room: slots, or the
 -- tokens unless the job has got them. Otherwise park the job on the first key that is full; its room on other keys is free
--- again. lock_limits ran before.
--- in: :job_id :nonce :node :sources (array) :target :now
+-- again. lock_key ran before, or lock_limits for a job with several keys.
+-- in: :job_id :nonce :node :sources (array) :target :limit_keys (as they were read before the lock; a job that has others
+--     by now is refused) :now
 -- out: as `claim`
 with {unsynchronized_clock},
 jobs as (
   select * from onejob.jobs where id = :job_id for no key update
 ),
 waiting as (
-  select jobs.* from jobs, clock where {is_claimable}
+  select jobs.* from jobs, clock where {is_claimable} and jobs.limit_keys = cast(:limit_keys as text)
 ),
 {uses},
 keys as (
@@ -26,7 +27,7 @@ claimed as (
     {start_run},
     entries = jobs.entries + (jobs.attempt > 0)::integer
   from jobs, clock
-  where claimed.id = jobs.id and {is_claimable} and not exists (select from blocking)
+  where claimed.id = jobs.id and exists (select from waiting) and not exists (select from blocking)
   returning claimed.*
 ),
 parked as (

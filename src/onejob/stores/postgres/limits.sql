@@ -16,6 +16,11 @@ on conflict (key, is_default) do update set
 -- name: delete_limit
 -- in: :key
 delete from onejob.limits where key = :key and not is_default
+-- name: lock_key
+-- Let the statements that follow in the transaction look for room on one key alone, as `lock_limits` does on all keys.
+-- in: :key :due_channel
+select pg_advisory_xact_lock_shared(hashtextextended('onejob limits ' || cast(:due_channel as text), 0)),
+  pg_advisory_xact_lock(hashtextextended('onejob limit ' || cast(:due_channel as text) || ' ' || cast(:key as text), 0))
 -- name: lock_limits
 -- Let the statements that follow in the transaction look for room alone: one after the other, each sees what the one
 -- before has written. The name of a channel is the ledger's own.
@@ -29,11 +34,12 @@ select true as found where exists (select from onejob.jobs as jobs where {is_par
 -- name: free_slot
 -- Make the first job that is parked on a key due, if all its keys have room: it has that room for one lease. Otherwise
 -- park it on another key that is full, or change nothing if this one is. A job that is due later is parked no longer.
--- lock_limits ran before.
+-- lock_key or lock_limits ran before.
 -- in: :key :parked_on (the same key) :is_swept (a sweep takes the job at once) :is_sent :is_offered (of the hand-over)
---     :due_channel :now
--- out: the "effect" (full, freed, moved, later; changed: by somebody else, meanwhile), the key to which the job was
---      "moved_to", and the job, unless it is unchanged; nothing if no job is parked there
+--     :is_alone (whether lock_limits ran) :due_channel :now
+-- out: the "effect" (full, freed, moved, later; several: it has other keys, and changes only after lock_limits; changed:
+--      by somebody else, meanwhile), the key to which the job was "moved_to", and the job, unless it is unchanged;
+--      nothing if no job is parked there
 with {unsynchronized_clock},
 first as (
   select id from onejob.jobs where {is_parked} order by priority_rank desc, created_at, id limit 1
@@ -55,6 +61,7 @@ blocking as (
 decided as (
   select parked.id, blocking.key, case
       when parked.run_at > now then 'later'
+      when not cast(:is_alone as boolean) and exists (select from uses where key <> cast(:key as text)) then 'several'
       when blocking.key = cast(:key as text) then 'full'
       when blocking.key is not null then 'moved'
       else 'freed'
@@ -86,7 +93,7 @@ changed as (
       else least(case when cast(:is_swept as boolean) then now else now + jobs.lease end, jobs.expires_at)
     end
   from decided, clock
-  where jobs.id = decided.id and effect <> 'full'
+  where jobs.id = decided.id and effect not in ('full', 'several')
   returning jobs.*, case when effect <> 'moved' then {notify_workers} end
 ),
 released as (
@@ -113,6 +120,7 @@ deleted_reservations as ( -- some that nobody has looked at for an hour: their j
     select limit_key, job_id from onejob.limit_reservations
     where until <= (select now from clock) - 3600 and limit_key <> all(array(select key from keys))
     order by until limit 2
+    for update skip locked
   ) as old
   where reservations.limit_key = old.limit_key and reservations.job_id = old.job_id
 ),
@@ -140,7 +148,7 @@ update onejob.limit_reservations set until = least(until, now) from clock
 where job_id = :job_id and current_setting('ledger.applied_request', true) = :request_id
 -- name: look_at
 -- Forget the reservations on a key that are no longer valid, and give their tokens back.
--- in: :key :now; lock_limits ran before
+-- in: :key :now; lock_key ran before
 with {unsynchronized_clock},
 released as (
   delete from onejob.limit_reservations as reservations using clock
@@ -154,7 +162,7 @@ changes as (
 select from released
 -- name: set_alarm
 -- Set the alarm of a rate to the time at which the first parked job has enough tokens.
--- in: :key :parked_on (the same key) :now; lock_limits ran before
+-- in: :key :parked_on (the same key) :now; lock_key or lock_limits ran before
 with {unsynchronized_clock},
 first as (
   select limit_keys from onejob.jobs where {is_parked} order by priority_rank desc, created_at, id limit 1

@@ -40,7 +40,7 @@ SQL = statements(
 MAY_WAIT = frozenset(
     (
         "admit admit_many admit_many_charged attach take_keys lock_quotas submit submit_charged follow follow_charged "
-        "record record_many lock_limits"
+        "record record_many lock_limits lock_key"
     ).split()
 )
 """The names of statements that may wait for a lock of a user's transaction, which may have submitted an equal job."""

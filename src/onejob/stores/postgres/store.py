@@ -34,7 +34,7 @@ from onejob.stores.holder_cache import HolderCache
 from onejob.stores.listener import ConnectedListener, Feed
 from onejob.stores.postgres.connection import HEARTBEAT_SILENCE, Connection, Connections
 from onejob.stores.postgres.errors import rule_of
-from onejob.stores.postgres.limits import free_slots
+from onejob.stores.postgres.limits import claim_limited, free_slots
 from onejob.stores.postgres.statements import Rows, Statement, Statements, channels_of, sql_values
 from onejob.stores.postgres.submission import Submitting, charged_call, exceeded_quota, lock_quotas
 from onejob.stores.protocol import HISTORY_LIMIT, Channel
@@ -100,10 +100,18 @@ class PostgresStore(SQLStore):
         if first.applied or first.job is None or first.job.state not in sources:
             return first
         if first.job.is_limited:
-            return _parse_applied(self._sql.run_each([("lock_limits", {}), ("claim_limited", values)])[-1])
+            return self._claim_limited(first.job, values)
         if not first.job.attempt:
             return first
         return _parse_applied(self._sql.run("claim_again", **values))
+
+    def _claim_limited(self, job: JobRow, values: Mapping[str, Any]) -> Applied:
+        """Claim a job with limits; once more if it got other keys while the lock was waited for."""
+        while True:
+            claimed = _parse_applied(claim_limited(self._sql, job, values))
+            if claimed.applied or claimed.job is None or claimed.job.limit_keys in (job.limit_keys, None):
+                return claimed
+            job = claimed.job
 
     def renew(self, claims: Sequence[tuple[str, str]], *, sources: frozenset[State]) -> list[Renewal]:
         ids, nonces = [job_id for job_id, _ in claims], [nonce for _, nonce in claims]
@@ -186,7 +194,7 @@ class PostgresStore(SQLStore):
 
     def spend(self, key: str, amount: float) -> None:
         values = {"key": key, "amount": float(amount)}
-        self._sql.run_each([("lock_limits", {}), ("look_at", values), ("spend", values)])
+        self._sql.run_each([("lock_key", values), ("look_at", values), ("spend", values)])
 
     def take_messages(self, queues: Sequence[str], *, limit: int, consumer: str, hold: float) -> list[Delivery]:
         name = "take_messages" if hold else "receive_messages"

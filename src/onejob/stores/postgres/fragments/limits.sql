@@ -113,6 +113,7 @@ deleted_rates as (
     where alarm is null and full_at <= (select now from clock) - 3600
       and key <> all(array(select key from changes))
     order by full_at limit 2
+    for update skip locked
   ))
 )
 -- name: key_uses
