@@ -301,16 +301,20 @@ def _add_to_chord(act: Act) -> str:
 
 
 def canvas_of(app: celery.Celery, data: Any) -> Any:
-    """Return a call of a task for `[name, *args]`, and a canvas for a dict with the list of a `chain` or a `group`.
+    """Return a call of a task for `[name, *args]`, and a canvas for a dict with a `chain`, a `group` or a `chord`.
 
-    A `call` is a signature with options, as JSON.
+    A canvas has the list of its members; of a `chord` the last one is the body. A `call` is a signature with options,
+    as JSON.
     """
     if isinstance(data, dict):
         ((kind, members),) = data.items()
         if kind == "call":
             return celery.Signature.from_dict(members, app=app)
+        parts = [canvas_of(app, member) for member in members]
+        if kind == "chord":
+            return celery.chord(parts[:-1], parts[-1], app=app)
         build = {"chain": celery.chain, "group": celery.group}[kind]
-        return build(*[canvas_of(app, member) for member in members], app=app)
+        return build(*parts, app=app)
     return app.signature(data[0], args=data[1:], immutable=True)
 
 

@@ -147,6 +147,40 @@ def test_a_canvas_of_limited_jobs_ends(limited_cluster: Cluster) -> None:
     assert runs(cluster, *(f"a-{number}" for number in range(5))) == [1] * 5
 
 
+def test_a_follower_needs_no_room(limited_cluster: Cluster) -> None:
+    """The members of a group that are equal to another one end with that one, and neither wait nor have a slot."""
+    cluster = limited_cluster
+    cluster.worker("-c", "2")
+    result = group(cluster.play_limited.si("a-0", ["hold:gate>return"]) for _ in range(4)).apply_async()
+    cluster.await_mark("a-0")
+    cluster.await_mark(submit(cluster, "a-1")[0].get(PATIENCE))
+    cluster.open("gate")
+    assert result.get(PATIENCE) == ["a-0"] * 4
+    assert cluster.runs("a-0") == 1
+    histories = [[each.event for each in cluster.ledger.history(child.id)] for child in result.children]
+    assert [history.count(Transition.PARK) for history in histories] == [0] * 4
+
+
+def test_a_replaced_job_has_the_limits_of_the_task_that_replaces_it(limited_cluster: Cluster) -> None:
+    """A job takes the slots of the task that it goes on as, and gives those of its first task back."""
+    cluster = limited_cluster
+    cluster.worker("-c", "4")
+    keys = [f"a-{number}" for number in range(4)]
+    results = [
+        cluster.play.delay(f"whole {key}", ["replace:play_limited"], [key, ["hold:gate>return"]]) for key in keys
+    ]
+    await_(lambda: sum(runs(cluster, *keys)) == 2)
+    await_(lambda: onejob.Client(cluster.app).limit("group=a").waiting == 2)
+    assert holders(cluster, "group=a") == 2
+    cluster.open("gate")
+    assert [each.get(PATIENCE) for each in results] == keys
+    replaced = cluster.play_limited.delay("b-0", ["replace:play"], ["free", ["hold:free>return"]])
+    cluster.await_mark("free")
+    assert holders(cluster, "group=b") == 0
+    cluster.open("free")
+    assert replaced.get(PATIENCE) == "free"
+
+
 def test_a_retry_gives_its_slot_back_and_takes_one_anew(limited_cluster: Cluster) -> None:
     """While a job waits for its retry, others have its slot; then it runs again."""
     cluster = limited_cluster

@@ -87,6 +87,14 @@ def test_the_last_task_of_a_replacement_is_called_again(shared: Cluster) -> None
     assert [shared.runs(key) for key in ("last fails", "paid", "end")] == [1, 1, 2]
 
 
+def test_a_task_behind_a_chord_goes_on_as_the_replaced_job(shared: Cluster) -> None:
+    """A job that is replaced by a chord with a task behind it ends as that task, which has its id."""
+    members = [["echo", "one"], ["echo", "two"], ["echo", "body"]]
+    result = replaced(shared, "chord and more", {"chain": [{"chord": members}, ["echo", "behind"]]})
+    assert result.get(PATIENCE) == "behind"
+    assert shared.await_state(result, State.COMPLETED).task == "play"
+
+
 @on_every_store("shared")
 @provokes(logs=["ChordError"], because="a member fails")
 def test_a_job_whose_chord_failed_runs_again(shared: Cluster) -> None:

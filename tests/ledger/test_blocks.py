@@ -9,6 +9,7 @@ from onejob.jobs.query import Query
 from onejob.ledger.blocks import BlockCache
 from onejob.ledger.explain import explain
 from onejob.ledger.stuck import Snapshot, find_stuck
+from onejob.ledger.sweep import note_publication
 from tests.conftest import every_store
 from tests.ledger.harness import LedgerHarness
 from tests.stores.support import LEASE
@@ -44,6 +45,18 @@ def test_a_parked_job_waits_for_the_end_of_its_pause(harness: LedgerHarness) -> 
     assert harness.sent_ids == ["job-1"]
     harness.start()
     assert harness.read().parked_on is None
+
+
+@every_store
+def test_a_job_that_is_parked_while_its_message_is_sent_stays_parked(harness: LedgerHarness) -> None:
+    """A sweep that has sent the message of a job records that, and leaves the job where a claim has parked it since."""
+    harness.due("job-1", wake_after=LEASE)
+    seen, made = harness.read("job-1"), harness.ledger.add_block(PAUSE)
+    assert harness.ledger.park(seen, made).applied
+    assert note_publication(harness.ledger, seen, "").applied
+    assert harness.read("job-1").parked_on == made.id
+    harness.ledger.end_block(made.id, BlockKind.PAUSE)
+    assert (harness.read("job-1").parked_on, harness.sweep().published) == (None, 1)
 
 
 @every_store
