@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from onejob.errors import PartlySubmittedError, QuotaExceededError
-from onejob.jobs.handover import by_caller
+from onejob.jobs.handover import Way, by_caller
 from onejob.jobs.lifecycle import State, Transition
+from onejob.jobs.limits import KeyUse, LimitValue, first_park, rate_value, write_uses
 from onejob.jobs.model import Admission
 from onejob.jobs.query import Query
 from onejob.jobs.submitter import Charge, Quota
@@ -224,6 +225,30 @@ def work_until_killed(address: StoreAddress, log: Path, name: str) -> None:
                 event = Transition.COMPLETE if number % 4 == 1 else Transition.RETRY
                 store.apply(change(answer.job, event, result=job_id, wake_after=30.0))
                 lines.write(f"{event} {job_id}\n".encode())
+
+
+LIMITS = (
+    LimitValue(key="gpu", running=2, is_default=True), LimitValue(key="customer", running=1, is_default=True),
+    rate_value("api", "60000/second", 9, is_default=True),
+)  # fmt: skip
+"""The limits of the jobs of `use_slots_until_killed`."""
+LIMITED_BY = (("gpu",), ("customer=1", "gpu"), ("customer=2", "api"), ("api",))
+
+
+def use_slots_until_killed(address: StoreAddress, log: Path, name: str) -> None:
+    """Submit jobs with limits, make waiting ones due, claim and end them, without a pause; log the submissions."""
+    with log.open("ab", buffering=0) as lines, address.opened() as store:
+        store.put_limits(LIMITS)
+        for number in itertools.count():
+            keys = write_uses([KeyUse(key) for key in LIMITED_BY[number % len(LIMITED_BY)]])
+            job_id = f"{name}-{number}"
+            new = submission(job_id, identity=job_id, limit_keys=keys, parked_on=first_park(keys))
+            lines.write(f"{submit_one(store, new, wake_after=30.0).outcome} {job_id}\n".encode())
+            for key in {key for keys in LIMITED_BY for key in keys}:
+                for freed in store.free_slots(key, way=Way.CALLER, limit=2).jobs:
+                    answer = claim(store, freed.id)
+                    if answer.applied and answer.job is not None and number % 3:
+                        store.apply(change(answer.job, Transition.COMPLETE, result=freed.id, wake_after=30.0))
 
 
 # --- forks ----------------------------------------------------------------------------------------------------------

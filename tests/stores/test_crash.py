@@ -3,34 +3,56 @@
 import os
 import random
 import sqlite3
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
 import psycopg
 import pytest
 
-from onejob.jobs.lifecycle import State
+from onejob.jobs.handover import Way
+from onejob.jobs.lifecycle import State, Transition
 from onejob.jobs.model import Outcome
 from onejob.jobs.query import Query
 from onejob.stores.protocol import DUPLICATE_LIMIT, GroupBy, Store
 from tests.services import eventually
 from tests.stores.processes import (
     CONTEXT,
+    LIMITED_BY,
     SPAWN,
     close_after_fork,
     fork_in_two_threads,
     race,
     use_after_fork,
+    use_slots_until_killed,
     work_until_killed,
 )
-from tests.stores.support import StoreAddress, assert_legal, counted, end, get, holders, read, start, submit
+from tests.stores.support import (
+    LEASE,
+    StoreAddress,
+    accepted,
+    assert_legal,
+    change,
+    claim,
+    counted,
+    end,
+    get,
+    holders,
+    not_none,
+    read,
+    start,
+    submit,
+)
 from tests.tiers import rounds
 
 
-def kill_after_acknowledgements(address: StoreAddress, log: Path, name: str, after: int) -> None:
+def kill_after_acknowledgements(
+    address: StoreAddress, log: Path, name: str, after: int,
+    work: Callable[[StoreAddress, Path, str], None] = work_until_killed,
+) -> None:  # fmt: skip
     """Start a working process and kill it after this many acknowledgements."""
-    process = CONTEXT.Process(target=work_until_killed, args=(address, log, name))
+    process = CONTEXT.Process(target=work, args=(address, log, name))
     process.start()
     eventually(lambda: len(read_acknowledged(log)) >= after, 100.0)
     process.kill()
@@ -107,6 +129,38 @@ def test_an_identity_is_not_blocked_by_a_kill(store: Store, store_address: Store
         assert not any(job.queued_next for job in store.find(Query(identity=identity, limit=1000)))
     assert submit(store, "next", identity="worker-0").id == "next"
     assert read(store, "next").holds_identity
+
+
+@rounds(1, 6)
+def test_a_kill_leaves_no_slot_behind(store_address: StoreAddress, tmp_path: Path, rounds: int) -> None:
+    """After kills at any moment no key has more holders than its limit, and all jobs run when the leases have ended."""
+    acknowledged: list[tuple[str, str]] = []
+    for number in range(rounds):
+        log = tmp_path / f"{number}.log"
+        kill_after_acknowledgements(store_address, log, f"worker-{number}", 30 + number, use_slots_until_killed)
+        acknowledged += read_acknowledged(log)
+        with store_address.opened() as now:
+            taken = {key: len(now.limit_use(key).holders) for key in ("gpu", "customer=1", "customer=2")}
+        assert all(taken[key] <= most for key, most in {"gpu": 2, "customer=1": 1, "customer=2": 1}.items()), taken
+    with store_address.opened(lambda: time.time() + 3 * LEASE) as after_all:
+        run_all_limited(after_all)
+        assert {get(after_all, job_id).state for _, job_id in acknowledged} == {State.COMPLETED}  # type: ignore[union-attr]
+        assert after_all.limit_uses(limit=100) == []
+        assert [key for keys in LIMITED_BY for key in keys if after_all.limit_use(key).holders] == []
+
+
+def run_all_limited(store: Store) -> None:
+    """Recover the lost runs, and run all jobs with limits as they have room."""
+    for job in store.find(Query(states=frozenset({State.RUNNING}), limit=1000)):
+        accepted(store.apply(change(job, Transition.CRASH, lapsed=True, wake_after=0.0)))
+    waiting = Query(states=frozenset({State.QUEUED}), limit=100_000)
+    while jobs := store.find(waiting):
+        for job in jobs:
+            answer = claim(store, job.id)
+            if answer.applied:
+                end(store, not_none(answer.job))
+        for key in {key for keys in LIMITED_BY for key in keys}:
+            store.free_slots(key, way=Way.CALLER, limit=1000)
 
 
 # --- forks ----------------------------------------------------------------------------------------------------------
