@@ -151,7 +151,7 @@ def test_a_follower_needs_no_room(limited_cluster: Cluster) -> None:
     """The members of a group that are equal to another one end with that one, and neither wait nor have a slot."""
     cluster = limited_cluster
     cluster.worker("-c", "2")
-    result = group(cluster.play_limited.si("a-0", ["hold:gate>return"]) for _ in range(4)).apply_async()
+    result: Any = group(cluster.play_limited.si("a-0", ["hold:gate>return"]) for _ in range(4)).apply_async()
     cluster.await_mark("a-0")
     cluster.await_mark(submit(cluster, "a-1")[0].get(PATIENCE))
     cluster.open("gate")
