@@ -259,11 +259,7 @@ def did_you_mean(name: str, known: Collection[str]) -> str:
 
 def checked_limits(task: str, given: Any) -> tuple[Limit, ...]:
     """Return the limits of a task. Raises `ConfigurationError` for what is no list of limits of different names."""
-    if (
-        isinstance(given, Limit)
-        or not isinstance(given, list | tuple)
-        or not all(isinstance(each, Limit) for each in given)
-    ):
+    if not isinstance(given, list | tuple) or not all(isinstance(each, Limit) for each in given):
         raise ConfigurationError(f"limits of task {task} must be a list of onejob.Limit(...), not {given!r:.200}")
     names = [each.name for each in given]
     if len(set(names)) < len(names) or len(names) > KEY_COUNT:

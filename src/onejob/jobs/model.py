@@ -419,6 +419,7 @@ class Change:
     parked_on: str | None = None
     """The value of `JobRow.parked_on` from now on; "": the job is parked no longer."""
     limit_keys: str | None = None
+    """The value of `JobRow.limit_keys` from now on; `NO_KEYS`: the job has no limits any longer."""
     result: str | None = None
     error: str | None = None
     reason: str | None = None

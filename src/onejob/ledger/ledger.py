@@ -660,10 +660,13 @@ class Ledger(JobReader):
         self.free_slots([use.key for use in uses if name_of(use.key) == name])
 
     def free_due_slots(self) -> float | None:
-        """Make the jobs due whose rates have tokens for them now; return the seconds to the next such moment."""
+        """Make the jobs due whose rates have tokens for them now; return the seconds to the next look.
+
+        The next look is at once if this one found keys: the store gives each due key to one caller, which frees it.
+        """
         keys, seconds = self.store.due_limits()
         self.free_slots(keys)
-        return self.store.due_limits()[1] if keys else seconds
+        return 0.0 if keys else seconds
 
     def spend(self, job: JobRow, name: str, amount: float) -> None:
         """Correct the weight that a job took from the rate of a limit, by the weight that it really had.
