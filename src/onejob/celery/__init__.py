@@ -1,6 +1,7 @@
 """onejob on Celery: the task class, and the worker components that run its jobs."""
 
 from onejob.celery.app_state import install as hide_settings
+from onejob.celery.coroutines.registration import register_pool
 from onejob.celery.current_job import RunningJob, current_job
 from onejob.celery.results.result_backend import install as install_result_backend
 from onejob.celery.task import Task
@@ -10,6 +11,7 @@ from onejob.celery.worker.receivers import connect as connect_receivers
 hide_settings()
 install_result_backend()
 install_transport()
+register_pool()
 connect_receivers()
 
 __all__ = ["RunningJob", "Task", "current_job"]

@@ -86,6 +86,8 @@ class AppState:
         """The pauses and strikes, which a claim obeys."""
         self.received: dict[tuple[str, str, int], str] = {}
         """The ids of the messages received last, by exchange, routing key and priority: in a worker's parent."""
+        self.is_fed = False
+        """Whether the pool of this worker takes jobs from the ledger by itself, instead of the worker's consumer."""
         self.slots: Slots | None = None
         """The slots of a worker that takes jobs from the ledger, in its parent: how many more jobs it can run."""
         self._ledger: Ledger | None = None

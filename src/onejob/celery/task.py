@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Generic, Literal, 
 from celery import Celery, shared_task, states
 
 from onejob.celery.app_state import app_state_of
+from onejob.celery.coroutines.bodies import awaiting
 from onejob.celery.messages.typed import check_pydantic
 from onejob.celery.option_declarations import TASK_OPTIONS, TaskDefaults, check_definition_names, check_task_options
 from onejob.celery.results.result import AsyncResult as Result
@@ -388,6 +389,8 @@ class Task(TaskDefaults, CeleryTask, Generic[P, R_co]):
     def _onejob_enter(self, request: Any, body: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run the body of a task that Celery traces: through the ledger for a message, at once for an eager call."""
         typed = self._onejob.typed
+        if self._onejob.is_coroutine:
+            body = awaiting(body)
         if request.is_eager:
             given, named = (args, kwargs) if typed is None else typed.build_arguments(args, kwargs)
             return body(*given, **named)

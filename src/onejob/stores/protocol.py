@@ -593,6 +593,13 @@ class MessagePushingStore(Protocol):
     def slot(self) -> int:
         """The slot of a Redis Cluster that has all keys of the ledger: messages can be pushed to this slot only."""
 
+    def pop_messages(self, destinations: Sequence[str], *, containing: str, limit: int) -> list[str]:
+        """Pop messages from lists of the broker, oldest first, the first list first; return their texts.
+
+        A message that does not contain a text, and those behind it, stay in their list. If the reply is lost, the
+        messages are: sweeps publish the jobs of lost messages again.
+        """
+
 
 @runtime_checkable
 class DeliveringStore(Protocol):

@@ -35,6 +35,8 @@ class AppHandover(ABC):
     """Whether a sweep needs evidence that a message has left its queue."""
     way = Way.CALLER
     """The way to a worker of a job that is due after it has waited in the ledger."""
+    shares_broker = False
+    """Whether the store can push messages to the broker, and pop them, since they are on one Redis."""
     sweep_factor = 1.0
     """How many times longer than usual a worker pauses between sweeps."""
 
@@ -98,6 +100,11 @@ class StoreHandover(AppHandover):
         self._broker = broker
         self._connect = connect
         self._away_until = 0.0
+
+    @property
+    def shares_broker(self) -> bool:  # type: ignore[override] # known once it is connected
+        broker = self._shared_broker()
+        return broker is not None and not broker.is_cluster
 
     def by_store(self, job: JobRow | Submission) -> Handover | None:
         broker = self._shared_broker()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from inspect import Parameter, getattr_static, iscoroutinefunction
+from inspect import Parameter, getattr_static, isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
 from types import FunctionType
 from typing import Any, Protocol, Self
 
@@ -82,6 +82,8 @@ class TaskOptions:
     """The converter of models in the arguments and the result, for a `typed` task."""
     converts: bool
     """Whether arguments may be models, which are converted before they are stored."""
+    is_coroutine: bool
+    """Whether the body is `async def`."""
     capture_logging: bool
     tags: tuple[str, ...]
     schedule: Any
@@ -123,6 +125,7 @@ class TaskOptions:
             "permanent": (PermanentError, InvalidPayloadError, *task.permanent_for),
             "names_shadow": task.shadow_name is not CeleryTask.shadow_name,
             "typed": typed,
+            "is_coroutine": iscoroutinefunction(body),
             "tags": tags,
             "limits": limits,
             "converts": getattr(task, _DUMP, None) is not None if typed is None else bool(typed.codecs),
@@ -162,11 +165,8 @@ def resolve_definition(
     if given.typed and getattr(given, _DUMP, None) is not None:
         msg = f"task {name} has typed=True and pydantic=True, which both convert models: leave one out"
         raise ConfigurationError(msg)
-    if iscoroutinefunction(body):  # no worker would await its coroutine
-        raise ConfigurationError(
-            f"the body of task {name} is `async def`, and Celery's workers run functions: write `def`, and call "
-            "asyncio.run(...) in it. `await task.asubmit(...)` submits it from coroutines"
-        )
+    if isasyncgenfunction(body) or isgeneratorfunction(body):
+        raise ConfigurationError(f"the body of task {name} is a generator: a job has one result, so return a value")
     return (
         window_of(name, given.unique_until, given.unique_for),
         conflict_policy_of(name, given.on_duplicate, given.max_wait, given.unique_until, given.unique_for),

@@ -146,7 +146,11 @@ class JobMessages:
     has_loop = False
     """Whether the consumers' thread runs an event loop, which must not be blocked."""
 
-    def __init__(self, app: Celery, announce: Callable[[JobMessages, Sequence[str]], None]) -> None:
+    def __init__(
+        self, app: Celery, announce: Callable[[JobMessages, Sequence[str]], None], *, takes_for_pool: bool = False
+    ) -> None:
+        self._takes_for_pool = takes_for_pool
+        """Whether a pool that feeds itself takes the jobs, for as many places as it has; no consumer then does."""
         self._app_state = app_state_of(app)
         self.prefetch = Prefetch(self._deliver, self._offer, partial(announce, self))
         self._held: dict[str, JobRow] = {}
@@ -164,11 +168,11 @@ class JobMessages:
     @property
     def has_limit(self) -> bool:
         """Whether a worker takes the jobs."""
-        return self._app_state.slots is not None
+        return self._takes_for_pool or self._app_state.slots is not None
 
     def take(self, queues: Sequence[str], limit: int, *, no_ack: bool) -> tuple[list[Taken], bool]:
         """Return due jobs of queues, and whether there may be more; none with `no_ack`, as for replies."""
-        if no_ack or not queues:
+        if no_ack or not queues or self._app_state.is_fed is not self._takes_for_pool:
             return [], False
         found = self._collect_or_deliver(queues, limit)
         if not isinstance(found, Delivered):
@@ -187,7 +191,7 @@ class JobMessages:
         if self.prefetch.queues:
             is_own = {*self.prefetch.queues} <= {*queues}
             return (self.prefetch.collect() or False) if is_own else True
-        slots = self._app_state.slots
+        slots = None if self._takes_for_pool else self._app_state.slots
         if slots is not None:
             limit = slots.count_wanted([job.id for job in [*self._held.values()]])
         if limit <= 0:

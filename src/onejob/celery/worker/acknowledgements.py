@@ -52,7 +52,9 @@ def keep_no_copies(consumer: Any) -> None:
     driver = str(app.connection_for_read().get_transport_cls().driver_type)
     is_of_job = partial(_is_of_job, app.tasks)
     if driver == "redis":
-        consumer.connection_for_read = partial(_connect, consumer, partial(_keep_in_memory, is_of_job))
+        app_state = app_state_of(app)
+        prepare = partial(_keep_in_memory, is_of_job, lambda: app_state.is_fed)
+        consumer.connection_for_read = partial(_connect, consumer, prepare)
     elif driver == "amqp" and consumer.hub is not None and consumer.pool.signal_safe:  # all acks are in one thread
         consumer.connection_for_read = partial(_connect, consumer, partial(BatchedAcks, consumer, is_of_job))
 
@@ -64,9 +66,9 @@ def _connect(consumer: Any, prepare: Callable[[Any], object], heartbeat: Any = N
     return connection
 
 
-def _keep_in_memory(is_of_job: Callable[[Any], bool], channel: Any) -> None:
+def _keep_in_memory(is_of_job: Callable[[Any], bool], is_fed: Callable[[], bool], channel: Any) -> None:
     if channel.QoS is redis.QoS:  # not a class of the application's own
-        channel.QoS = partial(ReceivedMessages, is_of_job)
+        channel.QoS = partial(ReceivedMessages, is_of_job, is_fed)
 
 
 def _is_of_job(tasks: Mapping[str, Any], message: Any) -> bool:
@@ -80,13 +82,19 @@ class ReceivedMessages(RedisQoS):  # type: ignore[misc]
     """The messages that a consumer has received and not handed to a process; it returns them when it stops.
 
     The broker keeps a copy of each, as with kombu's class, except of the messages of jobs, which are in memory only.
+    `is_fed`: returns whether the pool takes the messages by itself now, so that the consumer takes none.
     """
 
-    def __init__(self, is_of_job: Callable[[Any], bool], channel: Any) -> None:
+    def __init__(self, is_of_job: Callable[[Any], bool], is_fed: Callable[[], bool], channel: Any) -> None:
         super().__init__(channel)
         self._is_of_job = is_of_job
+        self._is_fed = is_fed
         self._uncopied: set[str] = set()
         """The tags of the messages of which the broker has no copy."""
+
+    def can_consume(self) -> bool:
+        """Return whether the consumer takes a message."""
+        return not self._is_fed() and bool(super().can_consume())
 
     def append(self, message: Any, delivery_tag: str) -> None:
         """Keep a message until it is acknowledged."""

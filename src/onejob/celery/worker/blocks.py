@@ -13,6 +13,7 @@ from onejob.errors import InvalidArgumentsError
 from onejob.jobs.blocks import BlockKind
 from onejob.jobs.model import Applied, JobRow
 from onejob.ledger.blocks import find_block
+from onejob.stores.carrier import carried
 from onejob.uniqueness.identity import value_at
 
 
@@ -26,7 +27,7 @@ def claim_unless_blocked(task: BoundTask, app_state: AppState, job_id: str, *, n
         keep = ledger.park if block.kind is BlockKind.PAUSE else ledger.strike
         applied = keep(job, block)
         return Applied(applied=False, job=applied.job)
-    return ledger.claim(job_id, nonce=nonce, node=node)
+    return carried(partial(ledger.claim, job_id, nonce=nonce, node=node))
 
 
 def arguments_of(task: BoundTask, job: JobRow) -> Callable[[str], object]:

@@ -32,7 +32,7 @@ from onejob.celery.worker.request import Request, Revocations
 from onejob.celery.worker.silence import Silence
 from onejob.concurrency.loops import Loop
 from onejob.config import Settings
-from onejob.errors import ConfigurationError, OneJobError, StoreError
+from onejob.errors import ConfigurationError, JobReleased, OneJobError, StoreError
 from onejob.jobs.model import JobRow
 from onejob.jobs.query import Query
 from onejob.jobs.workers import REGISTERED_TASKS_LIMIT, Registration
@@ -113,6 +113,8 @@ class LedgerStep(bootsteps.StartStopStep):
             self.app_state.slots = Slots(worker, self.queues.rate_limited)
         self.app_state.can_kill = isinstance(worker.pool, PreforkPool)
         draining.clear()
+        if (start_feed := getattr(worker.pool, "start_feed", None)) is not None:
+            start_feed(worker, self._consumed_queues)
         self._started_at = self.app_state.ledger.read_clock()
         self.app_state.ledger.find(Query(limit=1))  # fails at the start if the store is unreachable or not migrated
         if getattr(worker, "quiet", True):
@@ -158,6 +160,8 @@ class LedgerStep(bootsteps.StartStopStep):
             for request in active_requests():
                 release_run(request)
             let_processes_exit(self.worker.pool)
+        for request in active_requests():
+            request.interrupt(JobReleased(request.id))
 
     def terminate(self, worker: Any) -> None:
         """Stop the step at a cold shutdown."""
@@ -340,6 +344,11 @@ def _check_pool(worker: Any) -> None:
     if transport in {"memory", "in-memory"} and isinstance(worker.pool, PreforkPool) and os.name == "posix":
         msg = "an in-memory broker cannot feed a prefork pool: start the worker with --pool=threads or --pool=solo"
         raise ConfigurationError(msg)
+    if worker.pool.is_green and (name := next((each for each, task in tasks_of(worker.app).items()
+        if task._onejob.is_coroutine), None)):  # noqa: SLF001
+        raise ConfigurationError(
+            f"the body of task {name} is `async def`, and a pool of greenlets has no event loop: use --pool=onejob"
+        )
 
 
 # --- webhooks that are due --------------------------------------------------------------------------------------------

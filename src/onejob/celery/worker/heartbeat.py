@@ -18,7 +18,7 @@ from onejob.celery.submission.options import tasks_of
 from onejob.celery.worker.probe import ProbeFile
 from onejob.celery.worker.request import Request, log_errors, signaled_requests
 from onejob.concurrency.loops import Loop
-from onejob.errors import StoreError
+from onejob.errors import JobCanceled, LeaseLost, StoreError
 from onejob.jobs.lifecycle import State, Transition
 from onejob.jobs.model import Cancel
 from onejob.jobs.workers import Registration
@@ -95,18 +95,23 @@ class Heartbeat:
                 seen_before, request.seen_by_heartbeat = request.seen_by_heartbeat, True
                 if seen_before and not renewal.held:
                     self._kill_overtaken(request)
-                elif renewal.cancel is Cancel.FORCED and request.kill_child():
-                    request.abandon("terminated on request")
+                elif renewal.cancel is not Cancel.NO:
+                    request.interrupt(JobCanceled(request.id))
+                    if renewal.cancel is Cancel.FORCED and request.kill_child():
+                        request.abandon("terminated on request")
         return bool(claims)
 
     def _kill_overtaken(self, request: Request) -> None:
-        """Kill a child whose job has another run now, unless its own run has ended in a retry."""
+        """End a run whose job has another run now, unless it has ended in a retry."""
         ledger = self._app_state.ledger
         job = ledger.get_or_none(request.id)
         if job is None or job.state is not State.RUNNING or job.claim == request.claim:
             return
         earlier = {entry.event for entry in ledger.history(request.id) if entry.attempt == job.attempt - 1}
-        if not earlier & RETRIES and request.kill_child():
+        if earlier & RETRIES:
+            return
+        request.interrupt(LeaseLost(request.id))
+        if request.kill_child():
             logger.warning("job %s has another run now: its old child process here was killed", request.id)
 
 

@@ -27,7 +27,7 @@ from onejob.celery.messages.payload import encode_failure
 from onejob.celery.option_declarations import is_priority
 from onejob.celery.results.result_backend import confirm_end
 from onejob.celery.run import claim_of, current_run_or_none, draining
-from onejob.errors import JobNotFoundError, StaleTokenError, StoreError
+from onejob.errors import JobCanceled, JobNotFoundError, JobReleased, StaleTokenError, StoreError
 from onejob.jobs.lifecycle import FINAL, State, Transition
 from onejob.jobs.model import Cancel, JobRow
 from onejob.jobs.transitions import new_nonce
@@ -112,12 +112,14 @@ class Request(CeleryRequest):  # type: ignore[misc]
         with log_errors(self.id):
             self.app_state.ledger.cancel(self.id, force=True, reason="terminated on request")
         signaled_requests.add(self)
+        self.interrupt(JobCanceled(self.id))
         with suppress(NotImplementedError):  # a pool without processes: the run stops at its next progress call
             super().terminate(pool, signal)
 
     def cancel(self, pool: Any, signal: Any = None, emit_retry: bool = True) -> None:  # noqa: FBT001, FBT002 - Celery's signature
         """Send the run a signal, and keep the job: the connection was lost, or the worker shuts down cold."""
         signaled_requests.add(self)
+        self.interrupt(JobReleased(self.id))
         try:
             super().cancel(pool, signal, emit_retry)
         except NotImplementedError:
@@ -245,6 +247,12 @@ class Request(CeleryRequest):  # type: ignore[misc]
         job = self.app_state.ledger.get_or_none(self.id)
         return job if job is not None and job.claim == self.claim and job.state is State.RUNNING else None
 
+    def interrupt(self, error: BaseException) -> None:
+        """End the body of this run by an error, in a pool that can: it gets a `CancelledError` where it awaits."""
+        execution = self._apply_result and self._apply_result()
+        if execution is not None and hasattr(execution, "interrupt"):
+            execution.interrupt(error)
+
     def kill_child(self) -> bool:
         """Kill the process of this run with SIGKILL; False if the run has no process of its own, or it has exited."""
         return self._signal_child(signal.SIGKILL) is True
@@ -330,6 +338,11 @@ class LedgerMessage(KombuMessage):  # type: ignore[misc]
         self._state = "REJECTED"
 
     requeue = reject
+
+    @property
+    def payload(self) -> Any:
+        """The content, decoded once."""
+        return self.body if self.content_type is None else super().payload
 
 
 def message_of_job(app: Celery, job: JobRow) -> LedgerMessage:

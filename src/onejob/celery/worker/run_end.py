@@ -27,6 +27,7 @@ from onejob.jobs.model import JobRow
 from onejob.jobs.transitions import new_nonce
 from onejob.ledger.ledger import NextRun
 from onejob.observability import tracing
+from onejob.stores.carrier import carried, carrier
 
 T = TypeVar("T")
 logger = logging.getLogger("onejob")
@@ -119,15 +120,23 @@ def wait_for_store(job_id: str, operation: Callable[[], T]) -> T:
     waited = False
     while True:
         try:
-            return operation()
+            return carried(operation)
         except errors.StoreRefusedError:
             raise
         except errors.StoreError as error:
             if not waited:
                 logger.warning("job %s: its run waits for the store: %s", job_id, error)
             waited = True
-            if draining.wait(PAUSE):
+            if carried(_pause):
                 raise
+
+
+def _pause() -> bool:
+    """Wait for the next attempt, and return whether the worker shuts down, so that there is none."""
+    if (by := carrier()) is None:
+        return draining.wait(PAUSE)
+    by.sleep(PAUSE)
+    return draining.is_set()
 
 
 def end_run(job_id: str, change: Callable[..., T]) -> T:

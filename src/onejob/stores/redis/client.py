@@ -13,7 +13,9 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 from redis import exceptions
 from redis.backoff import EqualJitterBackoff
 
+from onejob.errors import StoreError
 from onejob.jobs.model import JobRow
+from onejob.stores.carrier import carrier
 from onejob.stores.redis.connection import Connections, address_of, location_of, pool_of
 from onejob.stores.redis.errors import rule_of, translate
 from onejob.stores.redis.rows import CONSTANTS, PARTS, Keys, job_of
@@ -39,6 +41,19 @@ class Call(NamedTuple):
 
 Request: TypeAlias = "Call | Callable[[], Call] | tuple[str, ...]"
 """A call of a script, a function that returns the call when it is sent, or a command that reads."""
+
+
+class Group(NamedTuple):
+    """The requests of one caller, which are sent together with those of others."""
+
+    requests: Sequence[Request]
+    partial: bool
+    """Whether an error takes the place of its reply."""
+
+    def result(self, replies: list[Any]) -> list[Any] | StoreError:
+        """Return the replies, or the first error among them."""
+        errors = () if self.partial else (reply for reply in replies if isinstance(reply, StoreError))
+        return next(iter(errors), replies)
 
 
 class Client:
@@ -68,6 +83,17 @@ class Client:
         """
         if not requests:
             return []
+        if (by := carrier()) is not None:
+            replies: list[Any] = by.carry(self._send_groups, Group(requests, partial))
+            return replies
+        return self._send(requests, partial=partial, by_digest=by_digest)
+
+    def _send_groups(self, groups: Sequence[Group]) -> list[list[Any] | StoreError]:
+        """Send the requests of several callers in one round trip; return the replies to each, or its error."""
+        replies = iter(self._send([each for group in groups for each in group.requests], partial=True))
+        return [group.result([next(replies) for _ in group.requests]) for group in groups]
+
+    def _send(self, requests: Sequence[Request], *, partial: bool, by_digest: bool = True) -> list[Any]:
         number = 1
         while True:
             clock = "" if self._clock is None else str(self._clock())

@@ -71,6 +71,10 @@ class RedisStore(Queries, Records, Costs, Limits):
         """The slot of all keys of this ledger in a cluster."""
         return key_slot(self._keys.jobs.encode())
 
+    def pop_messages(self, destinations: Sequence[str], *, containing: str, limit: int) -> list[str]:
+        found: list[str] = self._client.call("pop_messages", destinations, (containing, str(limit)))
+        return found
+
     def close(self) -> None:
         """Close the connections; the next operation opens new ones."""
         self.signals.close()

@@ -1,0 +1,71 @@
+"""Awaits the coroutine of an `async def` body: in the event loop of its worker, or else in one of its thread."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from functools import partial
+from inspect import iscoroutine
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from onejob.errors import describe
+from onejob.stores.carrier import can_wait
+
+if TYPE_CHECKING:
+    from onejob.celery.coroutines.execution import Execution
+
+T = TypeVar("T")
+_of_thread = threading.local()
+
+
+def awaiting(body: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that calls a body, and returns the result of its coroutine."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return await_body(body(*args, **kwargs))
+
+    return call
+
+
+def await_body(value: Any) -> Any:
+    """Return a value, or if it is a coroutine its result."""
+    if not iscoroutine(value):
+        return value
+    if can_wait():
+        from onejob.celery.coroutines.execution import current_execution  # imports greenlet
+
+        execution: Execution | None = current_execution()
+        if execution is not None:
+            return execution.await_body(value)
+    if asyncio._get_running_loop() is None:  # noqa: SLF001 - documented for this
+        return _run(value)
+    # A task that is called at once, within a coroutine: its loop cannot run another one.
+    with ThreadPoolExecutor(1, "onejob-eager") as thread:
+        return thread.submit(copy_context().run, partial(asyncio.run, value)).result()
+
+
+def _run(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine in the loop of this thread; an exception from outside, as of a signal handler, cancels it."""
+    loop = _loop()
+    task = loop.create_task(coroutine)
+    try:
+        return loop.run_until_complete(task)
+    except BaseException as error:
+        if not task.done():
+            task.cancel(describe(error))
+            loop.run_until_complete(asyncio.wait([task]))
+            if not task.cancelled():
+                task.exception()  # so that it counts as seen
+        raise
+
+
+def _loop() -> asyncio.AbstractEventLoop:
+    """Return the event loop of this thread, which all its tasks share, with their connections."""
+    if getattr(_of_thread, "process", None) != os.getpid():  # a loop of the parent of a fork has the parent's files
+        _of_thread.process, _of_thread.runner = os.getpid(), asyncio.Runner()
+    loop: asyncio.AbstractEventLoop = _of_thread.runner.get_loop()
+    return loop

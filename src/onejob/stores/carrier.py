@@ -1,0 +1,59 @@
+"""Carries requests to a store for code that shares its thread with other code, and must not block it.
+
+A store asks `carrier()` before it blocks its thread. The answer is a carrier only within `carried`, in code that can
+wait without its thread: a run in a worker of coroutines. So requests of one moment go to the store together, and code
+that holds a lock of threads while it asks the store never waits otherwise than it did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from typing import Any, Protocol, TypeVar
+
+T = TypeVar("T")
+
+
+class Carrier(Protocol):
+    """Carries the requests of many callers to a store together, while their thread does other work."""
+
+    def is_usable(self) -> bool:
+        """Return whether the caller can wait for a request without blocking its thread."""
+
+    def carry(self, process: Callable[[Sequence[Any]], Sequence[Any]], request: Any) -> Any:
+        """Return the result of a request, or raise the exception that is its result.
+
+        `process` is called in another thread with several requests of callers, and returns the result of each, in order.
+        """
+
+    def sleep(self, seconds: float) -> None:
+        """Wait for some seconds."""
+
+
+_available: ContextVar[Carrier | None] = ContextVar("onejob_available_carrier", default=None)
+_used: ContextVar[Carrier | None] = ContextVar("onejob_used_carrier", default=None)
+set_carrier = _available.set
+"""Makes a carrier available to the code of a context."""
+
+
+def can_wait() -> bool:
+    """Return whether this code can wait without blocking its thread."""
+    available = _available.get()
+    return available is not None and available.is_usable()
+
+
+def carrier() -> Carrier | None:
+    """Return what carries the requests of this code; None: it blocks its thread."""
+    return _used.get()
+
+
+def carried(operation: Callable[[], T]) -> T:
+    """Return the result of an operation, whose requests are carried if there is a carrier."""
+    available = _available.get()
+    if available is None or not available.is_usable():
+        return operation()
+    token = _used.set(available)
+    try:
+        return operation()
+    finally:
+        _used.reset(token)
