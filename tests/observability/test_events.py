@@ -20,7 +20,15 @@ from onejob.jobs.model import IdentityHold, JobRow
 from onejob.jobs.transitions import new_nonce
 from onejob.ledger.ledger import Ledger, NextRun
 from onejob.ledger.sweep import fail_unpublishable
-from onejob.observability.events import EVENT_NAMES, EVENTS, HEARTBEAT_LATE, WORKER_SILENT, JobEvent, one_line
+from onejob.observability.events import (
+    EVENT_NAMES,
+    EVENTS,
+    HEARTBEAT_LATE,
+    LOOP_HELD,
+    WORKER_SILENT,
+    JobEvent,
+    one_line,
+)
 from onejob.stores.protocol import Store
 from tests.cases import for_each
 from tests.stores.support import (
@@ -311,7 +319,7 @@ def test_the_page_has_every_event(ledger: Ledger, emitted: list[JobEvent], clock
     fields: dict[str, set[str]] = {name: set() for name in documented}
     for event in emitted:
         fields[event.name] |= set(event.fields) - {"follows_id"}
-    of_workers = {HEARTBEAT_LATE, WORKER_SILENT}
+    of_workers = {HEARTBEAT_LATE, LOOP_HELD, WORKER_SILENT}
     fields |= {name: documented[name] for name in of_workers}
     assert fields == documented
     assert {event.name for event in emitted} == set(EVENTS) - of_workers

@@ -54,6 +54,7 @@ INCREMENTS: list[tuple[str, dict[str, Any], dict[tuple[str, ...], float]]] = [
     ("sweep", {"published": 3, "failed": 2},
      {("sweeps_total",): 1, ("published_total",): 3, ("publish_failures_total",): 2}),
     ("heartbeat_late", {"seconds": 16.0}, {("heartbeats_late_total",): 1}),
+    ("loop_held", {"seconds": 2.5}, {("loop_held_total",): 1, ("loop_held_seconds_total",): 2.5}),
     ("worker_silent", {"seconds": 16.0, "taken": 2},
      {("worker_silences_total",): 1, ("taken_from_ledger_total",): 2}),
     ("job_crashed", RUN | {"run_seconds": 40.0, "lapsed": True},

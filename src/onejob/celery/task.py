@@ -390,7 +390,7 @@ class Task(TaskDefaults, CeleryTask, Generic[P, R_co]):
         """Run the body of a task that Celery traces: through the ledger for a message, at once for an eager call."""
         typed = self._onejob.typed
         if self._onejob.is_coroutine:
-            body = awaiting(body)
+            body = awaiting(self, body)
         if request.is_eager:
             given, named = (args, kwargs) if typed is None else typed.build_arguments(args, kwargs)
             return body(*given, **named)

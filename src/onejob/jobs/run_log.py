@@ -8,6 +8,8 @@ LOG_LIMIT = 65_536
 """How many characters of each attempt's log are kept: the last ones."""
 CUT = "[...]\n"
 """The first line of a log that has lost its beginning."""
+HELD = "its body held the event loop for"
+"""The words of a line in the log of a run whose body has kept all other coroutines of its worker waiting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +19,11 @@ class RunLog:
     attempt: int
     text: str
     """Lines that end with a newline, at most `LOG_LIMIT` characters; older ones are gone, and `CUT` says so."""
+
+
+def holds_in(log: RunLog) -> list[str]:
+    """Return what lines of a log say of holding the event loop: `2.3 s at shop.py:41`."""
+    return [line.partition(HELD)[2].strip() for line in log.text.splitlines() if HELD in line]
 
 
 def end_of_log(text: str) -> str:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from onejob.jobs.history import Entry
 from onejob.jobs.lifecycle import State, Transition
 from onejob.jobs.model import Cancel, Duplicate, JobRow, Outcome
+from onejob.jobs.run_log import holds_in
 from onejob.jobs.timestamps import duration_text, format_timestamp, relative_text
 from onejob.jobs.workers import WorkerInfo
 from onejob.ledger.limits import describe_wait
@@ -95,9 +96,19 @@ def explain(
     sentences = [f"{subject}.", *_describe_past(job, history, duplicates, format_time)]
     parts, wait = _parts_of(ledger, job), describe_wait(ledger, job, snapshot.now, redact=redact or str)
     sentences += Situation(job, snapshot, queued_at, followed, format_time, wait, parts).describe()
+    if job.attempt:
+        sentences += _describe_holds(ledger, job)
     if stuck is not None:
         sentences.append(f"It is stuck: {stuck}.")
     return Explanation(job, history, duplicates, stuck, sentences)
+
+
+def _describe_holds(ledger: JobReader, job: JobRow) -> Iterator[str]:
+    """Yield the sentence about the latest time in which the latest run has kept the others of its worker waiting."""
+    holds = [hold for log in ledger.run_logs(job)[-1:] if log.attempt == job.attempt for hold in holds_in(log)]
+    if holds:
+        times = "" if len(holds) == 1 else f" {len(holds)} times, at last"
+        yield f"Its run held the event loop of its worker{times} for {holds[-1]}, in which no other run went on."
 
 
 def _parts_of(ledger: JobReader, job: JobRow) -> list[JobRow] | None:

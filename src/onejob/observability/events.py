@@ -46,6 +46,7 @@ SWEEP = "sweep"
 COST_ADDED = "cost_added"
 HEARTBEAT_LATE = "heartbeat_late"
 WORKER_SILENT = "worker_silent"
+LOOP_HELD = "loop_held"
 EVENT_NAMES: Mapping[Transition, str] = {
     Transition.CLAIM: "job_claimed",
     Transition.COMPLETE: "job_completed",
@@ -73,7 +74,7 @@ EVENT_NAMES: Mapping[Transition, str] = {
     Transition.STRIKE: "job_struck",
 }
 """The event of each transition. Heartbeats and progress updates have no event, because there are too many of them."""
-OF_WORKERS = (SWEEP, HEARTBEAT_LATE, WORKER_SILENT)
+OF_WORKERS = (SWEEP, HEARTBEAT_LATE, WORKER_SILENT, LOOP_HELD)
 EVENTS = (SUBMITTED, CLAIM_REFUSED, COST_ADDED, *dict.fromkeys(EVENT_NAMES.values()), DELETED, PURGED, *OF_WORKERS)
 
 

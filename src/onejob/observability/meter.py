@@ -62,6 +62,8 @@ def count_event(event: JobEvent, task: str) -> list[tuple[Key, float]]:
             totals = {"purged_total": fields["count"]}
         case events.HEARTBEAT_LATE:
             totals = {"heartbeats_late_total": 1}
+        case events.LOOP_HELD:
+            totals = {"loop_held_total": 1, "loop_held_seconds_total": fields["seconds"]}
         case events.WORKER_SILENT:
             totals = {"worker_silences_total": 1, "taken_from_ledger_total": fields["taken"]}
         case _:

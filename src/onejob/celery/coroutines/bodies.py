@@ -7,8 +7,8 @@ import os
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from contextvars import copy_context
-from functools import partial
+from contextvars import ContextVar, copy_context
+from functools import partial, wraps
 from inspect import iscoroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,21 +20,49 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _of_thread = threading.local()
+_INNER, _AWAITS = "_orig_run", "_onejob_awaits"
+"""The attribute in which Celery keeps the body of a task with `autoretry_for`, and the mark of one that awaits."""
+_is_calling: ContextVar[bool] = ContextVar("onejob_is_calling_body", default=False)
+"""Whether `awaiting` is calling a body."""
 
 
-def awaiting(body: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that calls a body, and returns the result of its coroutine."""
+def awaiting(task: Any, body: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that calls the body of a task, and returns the result of its coroutine.
+
+    Celery's `autoretry_for` calls the body in a function of its own, which has to see the exception of the coroutine:
+    so that function gets the result, too.
+    """
+    inner = vars(task).get(_INNER)
+    if inner is not None and not hasattr(inner, _AWAITS):
+        setattr(task, _INNER, _await_in_calls(inner))
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        return await_body(body(*args, **kwargs))
+        token = _is_calling.set(True)
+        try:
+            return await_body(body(*args, **kwargs))
+        finally:
+            _is_calling.reset(token)
 
     return call
+
+
+def _await_in_calls(inner: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a body that returns the result of its coroutine to a call of `awaiting`, and others the coroutine."""
+
+    @wraps(inner)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        value = inner(*args, **kwargs)
+        return await_body(value) if _is_calling.get() else value
+
+    setattr(run, _AWAITS, True)
+    return run
 
 
 def await_body(value: Any) -> Any:
     """Return a value, or if it is a coroutine its result."""
     if not iscoroutine(value):
         return value
+    _is_calling.set(False)  # the coroutine may call this task, or others
     if can_wait():
         from onejob.celery.coroutines.execution import current_execution  # imports greenlet
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
-from celery.exceptions import SoftTimeLimitExceeded, TimeLimitExceeded
+from celery.exceptions import Ignore, SoftTimeLimitExceeded, TimeLimitExceeded
 
+from onejob.celery.run import Run, current_run_or_none
 from onejob.concurrency.greenlets import wait_for
 from onejob.errors import describe
 
 T = TypeVar("T")
+logger = logging.getLogger("onejob")
+GRACE = 5.0
+"""For how many seconds a body may go on after it was interrupted: to close what it has opened."""
 _execution: ContextVar[Execution | None] = ContextVar("onejob_execution", default=None)
 set_execution = _execution.set
 """Makes an execution that of a context."""
@@ -23,43 +28,58 @@ current_execution = _execution.get
 class Execution:
     """One call of a task by the pool. Only the thread of the event loop uses it, except where a method says so.
 
-    `call` runs the task, and reports its end. `limits`: the soft and the hard time limit in seconds; None without one.
-    `on_limit` is called with whether a limit is the soft one, and with its seconds.
+    `limits`: the soft and the hard time limit in seconds; None without one. `callbacks`: of Celery's request.
+    `give_up` is called for a body that goes on, `GRACE` seconds after what has interrupted it.
     """
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, name: str, call: Callable[[], object],
-        limits: tuple[float | None, float | None] = (None, None),
-        on_limit: Callable[[bool, float], object] | None = None,
+        self, loop: asyncio.AbstractEventLoop, name: str, limits: tuple[float | None, float | None],
+        callbacks: Callbacks, give_up: Callable[[Execution, BaseException], object],
     ) -> None:  # fmt: skip
         self.name = name
-        self.call = call
+        """The name of the task of Celery."""
         self.task: asyncio.Task[Any] | None = None
         """The task of the event loop; None before the start, and where the task of Celery runs in a thread."""
-        self.has_ended = False
+        self.run: Run | None = None
+        """The run of the job; None before its body, and for a task that is no job."""
         self._loop = loop
         self._limits = limits
-        self._on_limit = on_limit
+        self._callbacks = callbacks
+        self._give_up = give_up
         self._timers: list[asyncio.TimerHandle] = []
         self._interruption: BaseException | None = None
         """What ends the body; None while it may go on."""
         self._is_in_body = False
+        self._has_ended = False
+
+    def is_of(self, task: asyncio.Task[Any] | None) -> bool:
+        """Return whether a task of the event loop is that of this execution, or one that its body has created."""
+        if task is None or task is self.task:
+            return task is not None
+        context = getattr(task, "get_context", lambda: None)()  # from Python 3.12 on
+        return context is not None and context.get(_execution) is self
 
     def start_timers(self) -> None:
         """Begin to count the time of the limits."""
-        for seconds, error in zip(self._limits, (SoftTimeLimitExceeded, TimeLimitExceeded), strict=True):
-            if seconds:
-                self._timers.append(self._loop.call_later(seconds, self._exceed, error(seconds), seconds))
+        soft, hard = self._limits
+        if soft:
+            self._timers.append(self._loop.call_later(soft, self._exceed_soft, soft))
+        if hard:
+            self._timers.append(self._loop.call_later(hard, self._interrupt, TimeLimitExceeded(hard)))
 
-    def _exceed(self, error: Exception, seconds: float) -> None:
-        is_soft = isinstance(error, SoftTimeLimitExceeded)
-        if self._on_limit is not None and is_soft:
-            self._on_limit(is_soft, seconds)
-        self._interrupt(error)
+    def _exceed_soft(self, seconds: float) -> None:
+        self._callbacks.timeout(True, seconds)  # noqa: FBT003 - Celery's signature; it logs the limit
+        self._interrupt(SoftTimeLimitExceeded(seconds))
+
+    def report(self, result: Any) -> None:
+        """Report the end to Celery's request, once: a body that was given up may end later."""
+        if not self._has_ended:
+            self.end()
+            self._callbacks.end(result)
 
     def end(self) -> None:
         """Stop the timers."""
-        self.has_ended = True
+        self._has_ended = True
         while self._timers:
             self._timers.pop().cancel()
 
@@ -70,7 +90,7 @@ class Execution:
         if self._interruption is not None:
             coroutine.close()
             raise self._interruption
-        self._is_in_body = True
+        self.run, self._is_in_body = current_run_or_none(), True
         try:
             return wait_for(coroutine)
         except asyncio.CancelledError:
@@ -87,11 +107,35 @@ class Execution:
         self._loop.call_soon_threadsafe(self._interrupt, error)
 
     def _interrupt(self, error: BaseException) -> None:
-        if self._interruption is not None or self.has_ended:
+        if self._interruption is not None or self._has_ended:
             return
         self._interruption = error
-        if self._is_in_body and self.task is not None:
-            self.task.cancel(describe(error))
+        if self._is_in_body:
+            self._cancel()
+
+    def _cancel(self) -> None:
+        """Raise `CancelledError` in the body; once more after a while, if the body goes on."""
+        if not self._is_in_body or self.task is None or self._interruption is None:
+            return
+        self.task.cancel(describe(self._interruption))
+        self._loop.call_later(GRACE, self._insist)
+
+    def _insist(self) -> None:
+        if self._is_in_body and self._interruption is not None:
+            if not self._has_ended:
+                logger.warning("%s goes on after %s: it is ended without its body", self.name, describe(self._interruption))
+                self._give_up(self, self._interruption)
+            self._cancel()
 
     def terminate(self, _signal: object = None) -> None:
-        """Do nothing: the request of a task interrupts it, and Celery calls this method of it as well."""
+        """End the body of a task that is no job: Celery's request calls this method; that of a job has interrupted it."""
+        self.interrupt(Ignore("terminated on request"))
+
+
+class Callbacks:
+    """What Celery's request of a task hears: its start, its end, and its soft time limit."""
+
+    __slots__ = ("accept", "end", "timeout")
+
+    def __init__(self, accept: Any, end: Any, timeout: Any) -> None:
+        self.accept, self.end, self.timeout = accept, end, timeout

@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 import time
 from abc import ABC, abstractmethod
 from base64 import b64decode
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from json import loads
 from typing import Any, TypeAlias, cast
 
@@ -130,8 +128,11 @@ class Feed(ABC):
             body = b64decode(body)
         content = decoded(body, payload["content-type"], payload["content-encoding"], accept=self._accept)
         return LedgerMessage(
-            content, delivery_tag=properties.get("delivery_tag"), delivery_info=properties["delivery_info"],
-            properties=properties, headers=payload["headers"],
+            content,
+            delivery_tag=properties.get("delivery_tag"),
+            delivery_info=properties["delivery_info"],
+            properties=properties,
+            headers=payload["headers"],
         )
 
 

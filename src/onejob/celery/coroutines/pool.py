@@ -9,6 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from contextvars import Context
 from functools import partial
 from inspect import iscoroutinefunction, unwrap
@@ -16,12 +17,20 @@ from typing import TYPE_CHECKING, Any
 
 from celery.concurrency.base import BasePool, apply_target
 
+from onejob.celery.app_state import app_state_of
 from onejob.celery.coroutines.bodies import awaiting
-from onejob.celery.coroutines.execution import Execution, set_execution
+from onejob.celery.coroutines.execution import Callbacks, Execution, set_execution
 from onejob.celery.coroutines.local_stacks import follow_executions
+from onejob.celery.coroutines.watch import Hold, LoopWatch
+from onejob.celery.run_log import format_line
+from onejob.celery.worker.execute import Refusal
+from onejob.celery.worker.run_end import apply_end, end_of
 from onejob.concurrency.greenlets import call_in_bridge
 from onejob.concurrency.loop_carrier import LoopCarrier
-from onejob.errors import ConfigurationError
+from onejob.errors import StaleTokenError, StoreError, describe
+from onejob.jobs.run_log import HELD
+from onejob.ledger.sweep import note_canvas_error
+from onejob.observability.events import LOOP_HELD, JobEvent, Value, one_line
 from onejob.stores.carrier import set_carrier
 
 if TYPE_CHECKING:
@@ -45,18 +54,23 @@ class TaskPool(CeleryPool):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        for name in ("maxtasksperchild", "max_memory_per_child"):
-            if self.options.get(name):
-                raise ConfigurationError(
-                    f"the pool onejob runs all tasks in one process, and cannot replace it: no {name}"
-                )
+        for option, name in (("maxtasksperchild", "tasks"), ("max_memory_per_child", "memory")):
+            if self.options.get(option):
+                logger.critical(
+                    "the worker cannot start: the pool onejob runs all tasks in its one process, which it cannot "
+                    "replace as worker_max_%s_per_child says: leave that setting out", name,
+                )  # fmt: skip
+                raise SystemExit(1)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="onejob-loop", daemon=True)
         self._carrier = LoopCarrier()
         self._feed: Feed | None = None
-        self._waiting: deque[Execution] = deque()
-        """The executions that wait for a free place."""
+        self._node = ""
+        """The name of the worker, which events have."""
+        self._waiting: deque[tuple[Execution, Callable[[], object]]] = deque()
+        """The executions that wait for a free place, with what each calls."""
         self._running: set[Execution] = set()
+        self._endings: set[asyncio.Task[None]] = set()
         self._threads = ThreadPoolExecutor(min(MAX_THREADS, self.limit), "onejob-task")
         self._coroutines: dict[str, bool] = {}
         """Whether the body of a task is a coroutine, by the task's name."""
@@ -69,7 +83,7 @@ class TaskPool(CeleryPool):  # type: ignore[misc]
         follow_executions(self.app)
         for task in self.app.tasks.values():
             if iscoroutinefunction(unwrap(task.run)) and not hasattr(task, "_onejob"):
-                task.run = awaiting(task.run)
+                task.run = awaiting(task, task.run)
                 self._coroutines[task.name] = True
         self._thread.start()
 
@@ -79,9 +93,11 @@ class TaskPool(CeleryPool):  # type: ignore[misc]
         soft_timeout: float | None = None, timeout: float | None = None, **_: Any,
     ) -> Execution:  # fmt: skip
         """Run a task as soon as there is a free place, and return its execution."""
-        call = partial(apply_target, target, args, kwargs, callback, accept_callback)
-        execution = Execution(self._loop, str(args[0]), call, (soft_timeout, timeout), timeout_callback)
-        self._waiting.append(execution)
+        callbacks = Callbacks(accept_callback, callback, timeout_callback)
+        limits = soft_timeout or self.options.get("soft_timeout"), timeout or self.options.get("timeout")
+        execution = Execution(self._loop, str(args[0]), limits, callbacks, self._give_up)
+        call = partial(apply_target, target, args, kwargs, execution.report, accept_callback)
+        self._waiting.append((execution, call))
         self.wake()
         return execution
 
@@ -127,39 +143,80 @@ class TaskPool(CeleryPool):  # type: ignore[misc]
         """Take the jobs of a worker from a feed, if its ledger and its broker have one."""
         from onejob.celery.coroutines.feed import feed_of  # which knows this class
 
+        self._node = one_line(str(worker.hostname))
         feed = self._feed = feed_of(worker, consumed)
         if feed is not None:
             self.call_soon(lambda: setattr(self, "_feeding", self._loop.create_task(feed.run())))
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
+        self._watch = LoopWatch(self._loop, self._report_hold)
+        self._watch.start()
         self._loop.run_forever()
 
     def _fill(self) -> None:
         while self._waiting and len(self._running) < self.limit:
-            self._begin(self._waiting.popleft())
+            self._begin(*self._waiting.popleft())
 
-    def _begin(self, execution: Execution) -> None:
+    def _begin(self, execution: Execution, call: Callable[[], object]) -> None:
         self._running.add(execution)
         execution.start_timers()
         context = Context()
         context.run(set_execution, execution)
         if self._is_coroutine(execution.name):
             context.run(set_carrier, self._carrier)
-            task = execution.task = self._loop.create_task(call_in_bridge(execution.call), context=context)
+            task = execution.task = self._loop.create_task(call_in_bridge(call), context=context)
             task.add_done_callback(partial(self._end, execution))
         else:
-            future = self._loop.run_in_executor(self._threads, partial(context.run, execution.call))
+            future = self._loop.run_in_executor(self._threads, partial(context.run, call))
             future.add_done_callback(partial(self._end, execution))
 
     def _end(self, execution: Execution, future: asyncio.Future[Any]) -> None:
         execution.end()
-        self._running.discard(execution)
+        self._leave(execution)
         if not future.cancelled() and (error := future.exception()) is not None:
             logger.error("%s: its end could not be reported: %r", execution.name, error)
+
+    def _leave(self, execution: Execution) -> None:
+        """Give the place of an execution to another one."""
+        self._running.discard(execution)
         self._fill()
         if self._feed is not None:
             self._feed.wake()
+
+    def _give_up(self, execution: Execution, error: BaseException) -> None:
+        """End a run whose body goes on after it was interrupted: in the ledger, where its own writes are refused."""
+        context = Context()
+        context.run(set_carrier, self._carrier)
+        ending = self._loop.create_task(
+            call_in_bridge(partial(self._end_without_body, execution, error)), context=context
+        )
+        self._endings.add(ending)
+        ending.add_done_callback(self._endings.discard)
+
+    def _end_without_body(self, execution: Execution, error: BaseException) -> None:
+        run, reason = execution.run, describe(error)
+        if run is not None:
+            task: Any = self.app.tasks[execution.name]
+            with suppress(StoreError, StaleTokenError):
+                apply_end(end_of(error, has_ended=run.ended), task, run.job)
+                ended = app_state_of(self.app).ledger.get_or_none(run.id)
+                if ended is not None and ended.state.final and ended.canvas_pending:
+                    note_canvas_error(app_state_of(self.app).ledger, ended, reason, wake_after=0.0)
+        execution.report((1, Refusal(reason), 0.0))
+        self._leave(execution)
+
+    def _report_hold(self, hold: Hold) -> None:
+        """Name the code that has held the loop: in an event, and in the log of its run."""
+        holder = next((each for each in self._running if each.is_of(hold.task)), None)
+        run = None if holder is None else holder.run
+        if run is not None:
+            run.log.add(format_line(f"{HELD} {hold.seconds:.1f} s at {hold.place}", {}))
+        elif holder is not None:
+            logger.warning("%s %s %.1f s at %s", holder.name, HELD, hold.seconds, hold.place)
+        fields: dict[str, Value] = {"node": self._node, "seconds": hold.seconds, "place": one_line(hold.place)}
+        job_id, task = ("", "") if run is None else (one_line(run.id), one_line(run.job.task))
+        app_state_of(self.app).ledger.emit(JobEvent(LOOP_HELD, job_id, task, fields))
 
     def _is_coroutine(self, name: str) -> bool:
         found = self._coroutines.get(name)
@@ -178,5 +235,3 @@ class TaskPool(CeleryPool):  # type: ignore[misc]
     def _get_info(self) -> dict[str, Any]:
         info: dict[str, Any] = super()._get_info()
         return info | {"running": len(self._running), "waiting": len(self._waiting)}
-
-

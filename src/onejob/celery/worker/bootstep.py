@@ -344,8 +344,9 @@ def _check_pool(worker: Any) -> None:
     if transport in {"memory", "in-memory"} and isinstance(worker.pool, PreforkPool) and os.name == "posix":
         msg = "an in-memory broker cannot feed a prefork pool: start the worker with --pool=threads or --pool=solo"
         raise ConfigurationError(msg)
-    if worker.pool.is_green and (name := next((each for each, task in tasks_of(worker.app).items()
-        if task._onejob.is_coroutine), None)):  # noqa: SLF001
+    if worker.pool.is_green and (
+        name := next((each for each, task in tasks_of(worker.app).items() if task._onejob.is_coroutine), None)
+    ):
         raise ConfigurationError(
             f"the body of task {name} is `async def`, and a pool of greenlets has no event loop: use --pool=onejob"
         )
