@@ -11,7 +11,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -128,7 +128,7 @@ def build(config: dict[str, Any]) -> celery.Celery:
     read_intervals(app, config)
     checkpoints = Checkpoints(config["test_directory"])
     without = os.environ.get(WITHOUT)
-    for define in (_plays, _plain_onejob_tasks, _steps):
+    for define in (_plays, _coroutine_plays, _plain_onejob_tasks, _steps):
         define(app, checkpoints)
     if config.get(PLAIN, True):
         _celery_tasks(app, checkpoints)
@@ -442,6 +442,98 @@ ACTS: dict[str, Callable[[Act], Any]] = {
 }
 
 
+# --- bodies that are coroutines --------------------------------------------------------------------------------------
+
+
+COROUTINES: dict[str, dict[str, Any]] = {
+    "await_play": {},
+    "await_play_soft": {"soft_time_limit": 1},
+    "await_play_hard": {"time_limit": 1},
+    "await_play_autoretry": VARIANTS["play_autoretry"],
+    "await_play_limited": VARIANTS["play_limited"],
+}
+"""Tasks whose body is a coroutine, by their options."""
+
+
+def _coroutine_plays(app: celery.Celery, checkpoints: Checkpoints) -> None:
+    define: Any = app.task
+    for name, options in COROUTINES.items():
+        body = _await_play(checkpoints)
+        define(body, name=name, shared=False, bind=True, unique_on=["key"], base=onejob.Task, **options)
+
+
+def _await_play(checkpoints: Checkpoints) -> Any:
+    async def play(self: onejob.Task, key: str, acts: list[Any], data: Any = None) -> Any:
+        """Do what `acts` says for this attempt, and wait as coroutines do."""
+        job = onejob.current_job()
+        checkpoints.mark(key, "run", task=self.name, job=job.id, attempt=job.attempt, data=data)
+        what = acts[min(job.attempt, len(acts)) - 1]
+        try:
+            result = await _await_act(self, checkpoints, key, what, data)
+        except asyncio.CancelledError as error:
+            checkpoints.mark(key, "interrupted", job=job.id, reason=str(error))
+            raise
+        checkpoints.mark(key, "end", job=job.id, attempt=job.attempt)
+        return result
+
+    return play
+
+
+async def _await_act(task: onejob.Task, checkpoints: Checkpoints, key: str, what: str, data: Any) -> Any:
+    value = None
+    for one in what.split(">"):
+        name, _, argument = one.partition(":")
+        found = Act(task, checkpoints, key, argument, data)
+        value = await AWAITED[name](found) if name in AWAITED else ACTS[name](found)
+    return value
+
+
+async def _await_gate(act: Act) -> str:
+    while not act.is_open():
+        await asyncio.sleep(0.005)
+    return act.key
+
+
+async def _swallow(act: Act) -> str:
+    """Go on after each interruption, until the gate opens."""
+    while not act.is_open():
+        try:
+            await asyncio.sleep(0.005)
+        except asyncio.CancelledError:
+            act.checkpoints.mark(act.key, "swallowed")
+    return act.key
+
+
+async def _block(act: Act) -> str:
+    """Hold the event loop, and give it time afterwards to say so."""
+    time.sleep(float(act.argument))  # noqa: ASYNC251 - what the test is about
+    await asyncio.sleep(0.5)
+    return act.key
+
+
+async def _ask_children(act: Act) -> list[bool]:
+    """Return whether the tasks and the threads of a body know its request, and its job."""
+
+    def ids() -> tuple[Any, str]:
+        return act.task.request.id, onejob.current_job().id
+
+    async def child() -> tuple[Any, str]:
+        await asyncio.sleep(0)
+        return ids()
+
+    found = await asyncio.gather(child(), asyncio.to_thread(ids))
+    return [each == ids() for each in found]
+
+
+AWAITED: dict[str, Callable[[Act], Awaitable[Any]]] = {
+    "hold": _await_gate,
+    "swallow": _swallow,
+    "block": _block,
+    "children": _ask_children,
+}
+"""The acts of coroutines that wait; the others are those of functions."""
+
+
 def _plain_onejob_tasks(app: celery.Celery, checkpoints: Checkpoints) -> None:
     @app.task(name="add", shared=False, base=onejob.Task)
     def add(a: Any, b: Any = 2) -> Any:
@@ -529,6 +621,17 @@ def _celery_tasks(app: celery.Celery, checkpoints: Checkpoints) -> None:
         checkpoints.mark(key, "run")
         checkpoints.wait(key)
         return key
+
+    @app.task(name="await_plain", shared=False)
+    async def await_plain(key: str) -> None:
+        checkpoints.mark(key, "run")
+        try:
+            while True:
+                await asyncio.sleep(0.005)
+                if (checkpoints.directory / f"gate-{key}").exists():
+                    break
+        finally:
+            checkpoints.mark(key, "end")
 
     @app.task(name="fails_plainly", shared=False, throws=(ArithmeticError,))
     def fails_plainly() -> None:

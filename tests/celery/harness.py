@@ -251,7 +251,8 @@ class Cluster:
 
     def queued_messages(self) -> int:
         """How many messages lie in the broker, unacknowledged ones included."""
-        lists = [key for key in self.broker.scan_iter() if self.broker.type(key) == b"list"]
+        others = [key for key in self.broker.scan_iter() if not key.startswith(b"{")]  # which are no rows of a ledger
+        lists = [key for key in others if self.broker.type(key) == b"list"]
         return sum(self.broker.llen(key) for key in lists) + self.broker.hlen("unacked")
 
     def offered_messages(self, queue: str = "celery") -> int:
