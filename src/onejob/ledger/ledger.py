@@ -38,6 +38,7 @@ from onejob.jobs.model import (
 from onejob.jobs.timestamps import format_timestamp
 from onejob.jobs.transitions import cancel_change, change_of, ending_change, new_nonce, retention
 from onejob.jobs.workers import UNREGISTERED, Registration
+from onejob.ledger.limits import definition_of, unknown_limit
 from onejob.ledger.needed import needed_by
 from onejob.ledger.reader import AUDIT_LIMIT, AUDIT_SECONDS, JobReader
 from onejob.ledger.stuck import follows_another, is_follower
@@ -624,12 +625,10 @@ class Ledger(JobReader):
 
         Raises `InvalidLimitError` if no task defines the limit, if it is of the other kind, or if its time is over.
         """
-        now, name, values = self.read_clock(), name_of(value.key), self.store.limit_values()
-        defined = next((each for each in values if each.is_default and each.key == name), None)
+        now, values = self.read_clock(), self.store.limit_values()
+        defined = definition_of(values, value.key)
         if defined is None:
-            raise errors.InvalidLimitError(
-                f"no task defines a limit {name!r}: a worker with the task must have started"
-            )
+            raise unknown_limit(value.key)
         if value.is_over(now):
             raise errors.InvalidLimitError("the exception would be over already: name a later time")
         exceptions = {each.key for each in values if not each.is_default and not each.is_over(now)}
@@ -637,9 +636,9 @@ class Ledger(JobReader):
             raise errors.InvalidLimitError(f"there are {EXCEPTION_LIMIT} exceptions already: clear one first")
         if value.running != 0 and (value.running is None) != (defined.running is None):
             kind = "a rate, such as 90/minute" if defined.running is None else "a number of running jobs"
-            raise errors.InvalidLimitError(f"the limit {name} is {kind}: {value.text!r} is none")
+            raise errors.InvalidLimitError(f"the limit {defined.key} is {kind}: {value.text!r} is none")
         self.store.put_limits([value])
-        self._free_slots_of_name(name)
+        self._free_slots_of_name(defined.key)
 
     def clear_limit(self, key: str) -> None:
         """Delete the exception of a name or a key; jobs that have room then are due at once."""
