@@ -192,8 +192,8 @@ class AppState:
 
     def define_limits(self) -> None:
         """Write the definitions of the limits of the app's tasks to the ledger, unless this process has done so."""
-        defined = dict(self.limits)
-        if defined != self._defined_limits:
+        if self.limits != self._defined_limits:
+            defined = dict(self.limits)
             self.ledger.define_limits([limit.value() for limit, _ in defined.values()])
             self._defined_limits = defined
 
