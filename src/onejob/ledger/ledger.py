@@ -75,14 +75,7 @@ def _parking(submissions: Sequence[Submission], handover_of: HandoverOf) -> Hand
     """Return the hand-over of submissions, of which those that wait for room are held until a sweep looks at them."""
     if all(each.parked_on is None for each in submissions):
         return handover_of
-    return lambda each: _parked(each, handover_of(each))
-
-
-def _parked(submission: Submission, handover: Handover) -> Handover:
-    """Return the hand-over of a submission whose job waits for room, if it has one: no worker gets it before."""
-    if submission.parked_on is None:
-        return handover
-    return held(submission.lease if handover.after is None else handover.after)
+    return lambda each: handover_of(each) if each.parked_on is None else held(each.lease)
 
 
 @value(slots=True, kw_only=True)
@@ -169,7 +162,7 @@ class Ledger(JobReader):
     def submit(self, submission: Submission, *, handover: Handover = BY_CALLER) -> Admission:
         """Submit a job. Raises `StoreUnavailableError` if the store does not answer: then the outcome is unknown."""
         if submission.parked_on is not None:
-            handover = _parked(submission, handover)
+            handover = held(submission.lease if handover.after is None else handover.after)
         return self._report_answers(self.store.submit_many([submission], handover_of=lambda _: handover))[0]
 
     def submit_many(
@@ -181,7 +174,7 @@ class Ledger(JobReader):
         `PartlySubmittedError` has the result of each; a single one raises its own error. After a
         `StoreUnavailableError` any may be admitted, and submitting all again is harmless.
         Without `wait_for_locks`, a row that another transaction has locked raises `StoreBusyError`. `handover_of`
-        returns how the job of a submission gets to a worker, if it is due now.
+        returns how the job of a submission gets to a worker, if it is due now and does not wait for room.
         """
         if not submissions:
             return []
