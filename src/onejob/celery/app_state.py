@@ -23,7 +23,8 @@ from onejob.jobs.limits import Limit
 from onejob.jobs.model import JobRow
 from onejob.ledger.blocks import BlockCache
 from onejob.ledger.budgets import SpentToday, read_spent
-from onejob.ledger.ledger import Freeing, Ledger
+from onejob.ledger.ledger import Ledger
+from onejob.ledger.limit_operations import Freeing
 from onejob.observability.logs import log_warning
 from onejob.observability.meter import METRICS_INTERVAL
 from onejob.stores import display_url
