@@ -37,6 +37,13 @@ def add_broker(arguments: argparse.ArgumentParser) -> None:
     arguments.add_argument("--broker", choices=BROKERS, default="redis", help="what delivers the jobs")
 
 
+def add_workers(arguments: argparse.ArgumentParser, count: int, *, concurrency: int = 4) -> None:
+    """Add the options of the workers of a run: how many there are, what each runs at once, and the lease of a job."""
+    arguments.add_argument("--workers", type=int, default=count)
+    arguments.add_argument("--concurrency", type=int, default=concurrency, help="jobs that a worker runs at once")
+    arguments.add_argument("--lease", type=float, default=6.0, help="seconds")
+
+
 def report(parameters: P, run: Callable[[P], Verdict]) -> int:
     """Print the parameters, run, print the counts, and return the exit code: 0 only when the promise held."""
     print(json.dumps(_plain(parameters)), flush=True)

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import onejob
-from chaos.command import STORES, add_broker, parser, report
+from chaos.command import STORES, add_broker, add_workers, parser, report
 from chaos.effects import APPLIED, STARTED, counted
 from chaos.outcome import all_jobs, await_rest, count_events, print_histories, recovery_delays
 from chaos.testbed import start_testbed
@@ -190,11 +190,9 @@ def main() -> int:
     options = parser(__doc__)
     options.add_argument("--jobs", type=int, default=1500)
     options.add_argument("--kills", type=int, default=20)
-    options.add_argument("--workers", type=int, default=2)
-    options.add_argument("--concurrency", type=int, default=4)
+    add_workers(options, 2)
     options.add_argument("--store", choices=STORES, default="sqlite")
     add_broker(options)
-    options.add_argument("--lease", type=float, default=6.0, help="seconds")
     options.add_argument("--period", type=float, default=3.0, help="seconds between kills")
     options.add_argument("--pauses", type=int, default=0, help="how often the task is paused")
     return report(Storm(**vars(options.parse_args())), run)

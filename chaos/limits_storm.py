@@ -26,7 +26,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from chaos.command import STORES, add_broker, parser, report
+from chaos.command import STORES, add_broker, add_workers, parser, report
 from chaos.leases import Lease, Watch, leases_of, most_at_once, most_in_window
 from chaos.outcome import all_jobs, await_rest, count_events, print_histories
 from chaos.testbed import start_testbed
@@ -308,11 +308,9 @@ def main() -> int:
     options.add_argument("--keys", type=int, default=50)
     options.add_argument("--kills", type=int, default=8)
     options.add_argument("--freezes", type=int, default=3)
-    options.add_argument("--workers", type=int, default=4)
-    options.add_argument("--concurrency", type=int, default=4)
+    add_workers(options, 4)
     options.add_argument("--store", choices=STORES, default="sqlite")
     add_broker(options)
-    options.add_argument("--lease", type=float, default=6.0, help="seconds")
     options.add_argument("--period", type=float, default=3.0, help="seconds between kills and freezes")
     options.add_argument("--body", type=float, default=0.02, help="seconds that a job takes")
     options.add_argument("--rate", default="", help="such as 600/minute: a rate, and no limit of running jobs")

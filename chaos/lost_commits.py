@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import text
 
-from chaos.command import add_broker, parser, report
+from chaos.command import add_broker, add_workers, parser, report
 from chaos.effects import APPLIED, counted, sessions_of
 from chaos.outcome import all_jobs, await_rest, count_events, print_histories
 from chaos.proxy import CUTS, Proxy
@@ -161,10 +161,8 @@ def main() -> int:
     options.add_argument("--blind", action="store_true", help="apply apart from the completion: the broken variant")
     options.add_argument("--plain", action="store_true", help="bodies that do not try again")
     options.add_argument("--slow", type=float, default=0.0, help="seconds that a COMMIT takes")
-    options.add_argument("--workers", type=int, default=1)
-    options.add_argument("--concurrency", type=int, default=4)
+    add_workers(options, 1)
     add_broker(options)
-    options.add_argument("--lease", type=float, default=6.0, help="seconds")
     return report(Commits(**vars(options.parse_args())), run)
 
 

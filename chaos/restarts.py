@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from chaos.command import add_broker, parser, report
+from chaos.command import add_broker, add_workers, parser, report
 from chaos.effects import APPLIED, counted
 from chaos.outcome import all_jobs, await_rest, count_events, print_histories
 from chaos.testbed import start_testbed
@@ -177,10 +177,8 @@ def main() -> int:
     options.add_argument("--restarts", type=int, default=20)
     options.add_argument("--period", type=float, default=3.0, help="seconds between restarts")
     options.add_argument("--down", type=float, default=1.5, help="seconds that the server stays away, at most")
-    options.add_argument("--workers", type=int, default=2)
-    options.add_argument("--concurrency", type=int, default=2)
+    add_workers(options, 2, concurrency=2)
     add_broker(options)
-    options.add_argument("--lease", type=float, default=6.0, help="seconds")
     return report(Restarts(**vars(options.parse_args())), run)
 
 

@@ -28,7 +28,7 @@ from uuid import UUID
 
 import psycopg
 
-from chaos.command import parser, report
+from chaos.command import add_workers, parser, report
 from chaos.effects import APPLIED, counted
 from chaos.outcome import LIVE, all_jobs, await_rest, count_events, print_histories, recovery_delays
 from chaos.restarts import insist
@@ -365,9 +365,7 @@ def main() -> int:
     options = parser(__doc__)
     options.add_argument("--minutes", type=float, default=60)
     options.add_argument("--rate", type=float, default=20, help="jobs per second")
-    options.add_argument("--workers", type=int, default=4)
-    options.add_argument("--concurrency", type=int, default=2)
-    options.add_argument("--lease", type=float, default=6.0, help="seconds")
+    add_workers(options, 4, concurrency=2)
     options.add_argument("--margin", type=float, default=15.0, help="seconds that a job may wait beyond its lease")
     options.add_argument("--kill-period", type=float, default=10.0, help="seconds between kills of a worker")
     options.add_argument("--restart-period", type=float, default=300.0, help="seconds between restarts of the server")

@@ -23,7 +23,8 @@ from onejob.jobs.limits import Limit
 from onejob.jobs.model import JobRow
 from onejob.ledger.blocks import BlockCache
 from onejob.ledger.budgets import SpentToday, read_spent
-from onejob.ledger.ledger import Freeing, Ledger
+from onejob.ledger.ledger import Ledger
+from onejob.ledger.limit_operations import Freeing
 from onejob.observability.logs import log_warning
 from onejob.observability.meter import METRICS_INTERVAL
 from onejob.stores import display_url
@@ -194,8 +195,8 @@ class AppState:
 
     def define_limits(self) -> None:
         """Write the definitions of the limits of the app's tasks to the ledger, unless this process has done so."""
-        defined = dict(self.limits)
-        if defined != self._defined_limits:
+        if self.limits != self._defined_limits:
+            defined = dict(self.limits)
             self.ledger.define_limits([limit.value() for limit, _ in defined.values()])
             self._defined_limits = defined
 

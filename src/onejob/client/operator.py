@@ -22,11 +22,10 @@ from onejob.client.operation import Operation
 from onejob.client.redrive import handover_of, redrive
 from onejob.jobs.blocks import Block, BlockKind
 from onejob.jobs.lifecycle import State
-from onejob.jobs.limits import name_of
 from onejob.jobs.model import Admission, JobRow
 from onejob.ledger.bulk import BulkResult, Selection, bulk_apply
 from onejob.ledger.ledger import Ledger
-from onejob.ledger.limits import LimitState, find_limit, list_limits
+from onejob.ledger.limits import LimitState, find_limit, list_limits, unknown_limit
 from onejob.ledger.needed import needed_by_itself
 from onejob.ledger.reader import JobReader
 from onejob.observability.logs import log_warning
@@ -141,9 +140,7 @@ class Operator:
         """Return the state of a name or a key. Raises `InvalidLimitError` for one that is not known."""
         state = find_limit(self.reader or self.ledger, key)
         if not state.is_known:
-            raise errors.InvalidLimitError(
-                f"no task defines a limit {name_of(key)!r}: a worker with the task must have started"
-            )
+            raise unknown_limit(key)
         return state
 
     def set_limit(self, key: str, text: str, *, until: float | None = None) -> LimitState:

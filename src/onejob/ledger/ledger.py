@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from operator import attrgetter
 from typing import Any, Self, TypeAlias
@@ -15,11 +15,11 @@ from onejob import errors
 from onejob.jobs.audit_entries import AuditEntry
 from onejob.jobs.blocks import BLOCK_LIMIT, PARKED_SECONDS, Block, BlockKind
 from onejob.jobs.costs import Amounts, CostWrite, JobCosts, by_key
-from onejob.jobs.handover import BY_CALLER, BY_SWEEP, Handover, Way, by_caller, by_sweep, held
+from onejob.jobs.handover import BY_CALLER, BY_SWEEP, Handover, by_caller, by_sweep, held
 from onejob.jobs.history import COMPLETED
 from onejob.jobs.ledger_settings import LedgerSettings
 from onejob.jobs.lifecycle import FINAL, RULES, State, Transition
-from onejob.jobs.limits import NO_KEYS, LimitValue, name_of, parked_on_key, read_uses
+from onejob.jobs.limits import NO_KEYS, parked_on_key
 from onejob.jobs.model import (
     Admission,
     Applied,
@@ -38,8 +38,9 @@ from onejob.jobs.model import (
 from onejob.jobs.timestamps import format_timestamp
 from onejob.jobs.transitions import cancel_change, change_of, ending_change, new_nonce, retention
 from onejob.jobs.workers import UNREGISTERED, Registration
+from onejob.ledger.limit_operations import LimitOperations
 from onejob.ledger.needed import needed_by
-from onejob.ledger.reader import AUDIT_LIMIT, AUDIT_SECONDS, JobReader
+from onejob.ledger.reader import AUDIT_LIMIT, AUDIT_SECONDS
 from onejob.ledger.stuck import follows_another, is_follower
 from onejob.observability import events
 from onejob.observability.events import Listener
@@ -51,37 +52,13 @@ Write: TypeAlias = "Callable[[Sequence[Submission]], list[Admission]]"
 """A function that makes the store write submissions, with the options of one call."""
 TRIES = 20
 """How often an operation is tried again after another change of its job."""
-FREED_LIMIT = 100
-"""How many jobs that have waited for room one operation makes due."""
-EXCEPTION_LIMIT = 1_000
-"""How many exceptions of limits a ledger has at most."""
-WAITING_KEYS = 10_000
-"""How many keys that jobs wait for are looked at when a limit changes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Freeing:
-    """How jobs get to workers that had to wait for room: by sweeps, unless an app says otherwise."""
-
-    way: Callable[[], Way] = lambda: Way.SWEPT
-    send: Callable[[Sequence[JobRow]], object] = lambda _jobs: None
-    """Sends the messages of jobs, where they need one."""
-    report: Callable[[errors.StoreError], object] = lambda _error: None
-    """Gets the error of a store that does not say which jobs have room: they are looked at again later."""
 
 
 def _parking(submissions: Sequence[Submission], handover_of: HandoverOf) -> HandoverOf:
     """Return the hand-over of submissions, of which those that wait for room are held until a sweep looks at them."""
     if all(each.parked_on is None for each in submissions):
         return handover_of
-    return lambda each: _parked(each, handover_of(each))
-
-
-def _parked(submission: Submission, handover: Handover) -> Handover:
-    """Return the hand-over of a submission whose job waits for room, if it has one: no worker gets it before."""
-    if submission.parked_on is None:
-        return handover
-    return held(submission.lease if handover.after is None else handover.after)
+    return lambda each: handover_of(each) if each.parked_on is None else held(each.lease)
 
 
 @value(slots=True, kw_only=True)
@@ -126,7 +103,7 @@ class NextRun:
         }  # fmt: skip
 
 
-class Ledger(JobReader):
+class Ledger(LimitOperations):
     """The operations on jobs. Safe to use from many threads and processes.
 
     `emit` is called with a `JobEvent` after each transition, in the same thread. It must not raise, as the job has
@@ -142,8 +119,6 @@ class Ledger(JobReader):
         super().__init__(store)
         self.settings = settings or LedgerSettings()
         self.emit: Listener = emit or (lambda _event: None)
-        self.freeing: Freeing | None = Freeing()
-        """How jobs get to workers that had to wait for room; None: this ledger makes none due."""
         self._at_close = at_close
 
     def in_transaction(
@@ -168,7 +143,7 @@ class Ledger(JobReader):
     def submit(self, submission: Submission, *, handover: Handover = BY_CALLER) -> Admission:
         """Submit a job. Raises `StoreUnavailableError` if the store does not answer: then the outcome is unknown."""
         if submission.parked_on is not None:
-            handover = _parked(submission, handover)
+            handover = held(submission.lease if handover.after is None else handover.after)
         return self._report_answers(self.store.submit_many([submission], handover_of=lambda _: handover))[0]
 
     def submit_many(
@@ -180,7 +155,7 @@ class Ledger(JobReader):
         `PartlySubmittedError` has the result of each; a single one raises its own error. After a
         `StoreUnavailableError` any may be admitted, and submitting all again is harmless.
         Without `wait_for_locks`, a row that another transaction has locked raises `StoreBusyError`. `handover_of`
-        returns how the job of a submission gets to a worker, if it is due now.
+        returns how the job of a submission gets to a worker, if it is due now and does not wait for room.
         """
         if not submissions:
             return []
@@ -584,101 +559,6 @@ class Ledger(JobReader):
     def _unpark(self, block_id: str) -> None:
         while self.store.unpark(block_id, limit=BATCH_LIMIT, reason=f"pause {block_id} has ended"):
             pass
-
-    # --- limits -----------------------------------------------------------------------------------------------------
-
-    def give_back(self, job: JobRow) -> None:
-        """Make jobs due that wait for the room that a job has had, or that the job itself waits for."""
-        keys = [use.key for use in read_uses(job.limit_keys)]
-        parked = parked_on_key(job.parked_on)  # may be of earlier arguments
-        self.free_slots(keys if parked is None else [*keys, parked])
-
-    def free_slots(self, keys: Iterable[str]) -> None:
-        """Make jobs due that are parked on keys and have room now, and hand them over.
-
-        Nothing is raised: what the store does not do now is done at the next end of a job, or by a worker's look.
-        """
-        if self.freeing is None:
-            return
-        waiting = dict.fromkeys(keys)
-        try:
-            while waiting:
-                key, _ = waiting.popitem()
-                waiting |= dict.fromkeys(self._free_slots_of(key, self.freeing))
-        except errors.StoreError as error:
-            self.freeing.report(error)
-
-    def _free_slots_of(self, key: str, freeing: Freeing) -> frozenset[str]:
-        """Hand over the jobs that have room on a key; return the keys on which others are parked instead."""
-        moved = frozenset[str]()
-        while True:
-            freed = self.store.free_slots(key, way=freeing.way(), limit=FREED_LIMIT)
-            moved |= freed.moved_to
-            if freed.jobs:
-                freeing.send(freed.jobs)
-            if len(freed.jobs) < FREED_LIMIT:
-                return moved
-
-    def set_limit(self, value: LimitValue) -> None:
-        """Write an exception for the name of a limit, or for one of its keys; jobs that have room then are due at once.
-
-        Raises `InvalidLimitError` if no task defines the limit, if it is of the other kind, or if its time is over.
-        """
-        now, name, values = self.read_clock(), name_of(value.key), self.store.limit_values()
-        defined = next((each for each in values if each.is_default and each.key == name), None)
-        if defined is None:
-            raise errors.InvalidLimitError(
-                f"no task defines a limit {name!r}: a worker with the task must have started"
-            )
-        if value.is_over(now):
-            raise errors.InvalidLimitError("the exception would be over already: name a later time")
-        exceptions = {each.key for each in values if not each.is_default and not each.is_over(now)}
-        if len(exceptions - {value.key}) >= EXCEPTION_LIMIT:
-            raise errors.InvalidLimitError(f"there are {EXCEPTION_LIMIT} exceptions already: clear one first")
-        if value.running != 0 and (value.running is None) != (defined.running is None):
-            kind = "a rate, such as 90/minute" if defined.running is None else "a number of running jobs"
-            raise errors.InvalidLimitError(f"the limit {name} is {kind}: {value.text!r} is none")
-        self.store.put_limits([value])
-        self._free_slots_of_name(name)
-
-    def clear_limit(self, key: str) -> None:
-        """Delete the exception of a name or a key; jobs that have room then are due at once."""
-        self.store.delete_limit(key)
-        self._free_slots_of_name(name_of(key))
-
-    def define_limits(self, values: Sequence[LimitValue]) -> None:
-        """Write the definitions of limits that differ from those in the store."""
-        known = {each.key: each for each in self.store.limit_values() if each.is_default}
-        changed = [value for value in values if known.get(value.key) != value]
-        if changed:
-            self.store.put_limits(changed)
-            for value in changed:
-                self._free_slots_of_name(value.key)
-
-    def _free_slots_of_name(self, name: str) -> None:
-        uses = self.store.limit_uses(limit=WAITING_KEYS)
-        self.free_slots([use.key for use in uses if name_of(use.key) == name])
-
-    def free_due_slots(self) -> float | None:
-        """Make the jobs due whose rates have tokens for them now; return the seconds to the next look.
-
-        The next look is at once if this one found keys: the store gives each due key to one caller, which frees it.
-        """
-        keys, seconds = self.store.due_limits()
-        self.free_slots(keys)
-        return 0.0 if keys else seconds
-
-    def spend(self, job: JobRow, name: str, amount: float) -> None:
-        """Correct the weight that a job took from the rate of a limit, by the weight that it really had.
-
-        Raises `InvalidArgumentsError` if the job has no such limit.
-        """
-        use = next((each for each in read_uses(job.limit_keys) if name_of(each.key) == name), None)
-        if use is None:
-            raise errors.InvalidArgumentsError(f"job {job.id} has no limit {name!r}")
-        self.store.spend(use.key, amount - use.weight)
-        if amount < use.weight:
-            self.free_slots([use.key])
 
     # --- sweeps -----------------------------------------------------------------------------------------------------
 

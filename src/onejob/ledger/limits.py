@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from onejob.errors import InvalidLimitError
 from onejob.jobs.limits import LimitUse, LimitValue, name_of, parked_on_key
 from onejob.jobs.model import JobRow
 from onejob.jobs.timestamps import duration_text
@@ -60,6 +61,17 @@ def valid_value(values: Sequence[LimitValue], key: str, now: float) -> LimitValu
     return None
 
 
+def definition_of(values: Sequence[LimitValue], key: str) -> LimitValue | None:
+    """Return the value by the definition of a name, or of a key's name, of all values; None: no task defines it."""
+    name = name_of(key)
+    return next((value for value in values if value.is_default and value.key == name), None)
+
+
+def unknown_limit(key: str) -> InvalidLimitError:
+    """Return the error for a name, or the key of a name, that is not known."""
+    return InvalidLimitError(f"no task defines a limit {name_of(key)!r}: a worker with the task must have started")
+
+
 def list_limits(ledger: JobReader) -> list[LimitState]:
     """Return the limits that are defined, the exceptions, and the keys that jobs wait for, sorted by key.
 
@@ -89,11 +101,12 @@ def find_limit(ledger: JobReader, key: str) -> LimitState:
 def _state_of(
     ledger: JobReader, key: str, values: Sequence[LimitValue], use: LimitUse, now: float
 ) -> LimitState:  # fmt: skip
-    name, holders = name_of(key), use.holders
+    holders = use.holders
     if ledger.visibility.limited:
         holders = [job.id for job in ledger.get_each(holders)]
-    default = next((value for value in values if value.is_default and value.key == name), None)
-    return LimitState(key=key, value=valid_value(values, key, now), default=default, use=use, holders=holders)
+    return LimitState(
+        key=key, value=valid_value(values, key, now), default=definition_of(values, key), use=use, holders=holders
+    )
 
 
 def describe_wait(

@@ -15,12 +15,7 @@ claimed as (
   returning claimed.*
 ),
 inserted_history as (
-  insert into onejob.history ({history_columns})
-  select
-    jobs.id, claimed.entries, jobs.started_at, 'claim', claimed.state, jobs.attempt, jobs.node,
-    'attempt ' || jobs.attempt || ' on ' || jobs.node
-  from jobs, claimed
-  where jobs.attempt > 0
+  {insert_last_claim}
 ),
 trimmed_history as (
   delete from onejob.history using claimed

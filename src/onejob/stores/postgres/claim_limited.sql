@@ -72,12 +72,7 @@ changes as (
 ),
 {move_full_at},
 inserted_history as (
-  insert into onejob.history ({history_columns})
-  select
-    jobs.id, claimed.entries, jobs.started_at, 'claim', claimed.state, jobs.attempt, jobs.node,
-    'attempt ' || jobs.attempt || ' on ' || jobs.node
-  from jobs, claimed
-  where jobs.attempt > 0
+  {insert_last_claim}
   union all
   select id, entries, now, 'park', state, attempt, node, reason from parked, clock
 ),

@@ -1,5 +1,5 @@
 -- name: start_run
--- The values that every claim writes (`claim`, `claim_again`): a token, a lease, no expiry and no pause.
+-- The values that every claim writes: a token, a lease, no expiry and no pause.
 -- in: now, :nonce :node :target
 state = :target,
     token = greatest(jobs.token + 1, (now * 1000000)::bigint),
@@ -25,3 +25,12 @@ jobs.state = any(cast(:sources as text[]))
     and jobs.cancel = 0
     and not jobs.queued_next
     and strpos(' ' || jobs.requests, ' ' || cast(:nonce as text) || ' ') = 0
+-- name: insert_last_claim
+-- Store the history entry of the previous claim, if there is one.
+-- in: `jobs` (the job before this claim), `claimed` (the job after it)
+insert into onejob.history ({history_columns})
+  select
+    jobs.id, claimed.entries, jobs.started_at, 'claim', claimed.state, jobs.attempt, jobs.node,
+    'attempt ' || jobs.attempt || ' on ' || jobs.node
+  from jobs, claimed
+  where jobs.attempt > 0
