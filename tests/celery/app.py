@@ -132,6 +132,7 @@ def build(config: dict[str, Any]) -> celery.Celery:
         define(app, checkpoints)
     if config.get(PLAIN, True):
         _celery_tasks(app, checkpoints)
+        _failing_tasks(app, checkpoints)
     missing = {*tasks_of(app)} - set(config[ONLY]) if ONLY in config else {without} if without else set()
     for name in missing:
         app.tasks.unregister(name)
@@ -489,7 +490,7 @@ async def _await_act(task: onejob.Task, checkpoints: Checkpoints, key: str, what
 
 
 async def _await_gate(act: Act) -> str:
-    while not act.is_open():
+    while not act.is_open():  # noqa: ASYNC110 - another process opens it
         await asyncio.sleep(0.005)
     return act.key
 
@@ -633,6 +634,8 @@ def _celery_tasks(app: celery.Celery, checkpoints: Checkpoints) -> None:
         finally:
             checkpoints.mark(key, "end")
 
+
+def _failing_tasks(app: celery.Celery, checkpoints: Checkpoints) -> None:
     @app.task(name="fails_plainly", shared=False, throws=(ArithmeticError,))
     def fails_plainly() -> None:
         raise ArithmeticError("plainly")

@@ -8,7 +8,7 @@ from typing import Any
 import celery
 import pytest
 
-from onejob.jobs.lifecycle import State
+from onejob.jobs.lifecycle import State, Transition
 from onejob.ledger.explain import explain
 from onejob.observability.events import LOOP_HELD
 from tests.cases import further
@@ -140,7 +140,7 @@ def test_a_stopping_worker_releases_its_coroutines(looped: Cluster) -> None:
     looped.assert_quiet()
 
 
-@provokes("crash", because="a worker is killed")
+@provokes(Transition.CRASH, because="a worker is killed")
 def test_a_killed_worker_loses_no_coroutine(looped: Cluster) -> None:
     """The jobs of a worker that is killed run once more elsewhere, when their leases are over."""
     looped.use_lease(LEASE)
@@ -154,7 +154,7 @@ def test_a_killed_worker_loses_no_coroutine(looped: Cluster) -> None:
 
 
 @pytest.mark.deep
-@provokes("crash", because="a worker is frozen for longer than its leases")
+@provokes(Transition.CRASH, because="a worker is frozen for longer than its leases")
 def test_a_thawed_worker_ends_the_bodies_that_others_run(looped: Cluster) -> None:
     """A body whose lease was lost to another worker is interrupted, and its writes are refused."""
     looped.use_lease(LEASE)

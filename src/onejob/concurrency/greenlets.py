@@ -8,12 +8,15 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar, cast
 
-from greenlet import getcurrent, greenlet
+from onejob.errors import needs_extra
+
+with needs_extra("coroutines", "a worker of coroutines"):
+    from greenlet import getcurrent, greenlet
 
 T = TypeVar("T")
 
 
-class Bridge(greenlet):
+class Bridge(greenlet):  # type: ignore[misc] # it ships no types
     """A greenlet that runs synchronous code for a coroutine, in the coroutine's own context."""
 
     def __init__(self, function: Callable[[], object], driver: greenlet) -> None:

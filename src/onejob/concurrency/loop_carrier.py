@@ -4,27 +4,77 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, TypeAlias
 
-from onejob.concurrency.batching import Batcher
+from onejob.concurrency.batching import MAX_BATCHES, or_error
 from onejob.concurrency.greenlets import is_bridged, wait_for
+from onejob.stores.protocol import BATCH_LIMIT
+
+Process: TypeAlias = Callable[[Sequence[Any]], Sequence[Any]]
+"""Carries out several requests, and returns the result of each, which may be an exception, in their order."""
 
 
 class LoopCarrier:
     """A `Carrier` for the code in the bridges of one event loop."""
 
-    def __init__(self) -> None:
-        self._batchers: dict[Callable[..., Any], Batcher[Any, Any]] = {}
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._lines: dict[Process, Line] = {}
 
     is_usable = staticmethod(is_bridged)
 
-    def carry(self, process: Callable[[Sequence[Any]], Sequence[Any]], request: Any) -> Any:
+    def carry(self, process: Process, request: Any) -> Any:
         """Carry a request, as `Carrier.carry` says."""
-        batcher = self._batchers.get(process)
-        if batcher is None:
-            batcher = self._batchers[process] = Batcher(process)
-        return wait_for(batcher.process(request))
+        line = self._lines.get(process)
+        if line is None:
+            line = self._lines[process] = Line(self._loop, process)
+        result = wait_for(line.add(request))
+        if isinstance(result, Exception):
+            raise result
+        return result
 
     def sleep(self, seconds: float) -> None:
         """Wait for some seconds."""
         wait_for(asyncio.sleep(seconds))
+
+
+class Line:
+    """The requests that one function processes: those that have come in one turn of the loop go together.
+
+    At most `MAX_BATCHES` batches are on their way at once; what comes meanwhile waits, and then goes together.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, process: Process) -> None:
+        self._loop = loop
+        self._process = process
+        self._waiting: list[tuple[Any, asyncio.Future[Any]]] = []
+        self._under_way = 0
+        self._threads = ThreadPoolExecutor(MAX_BATCHES, "onejob-carrier")
+
+    def add(self, request: Any) -> asyncio.Future[Any]:
+        """Add a request, and return the future of its result."""
+        future = self._loop.create_future()
+        self._waiting.append((request, future))
+        if len(self._waiting) == 1 and self._under_way < MAX_BATCHES:
+            self._loop.call_soon(self._send)  # once the other coroutines of this turn have added theirs
+        return future
+
+    def _send(self) -> None:
+        if self._waiting and self._under_way < MAX_BATCHES:
+            batch, self._waiting = self._waiting[:BATCH_LIMIT], self._waiting[BATCH_LIMIT:]
+            self._under_way += 1
+            self._threads.submit(self._carry_out, batch)
+
+    def _carry_out(self, batch: Sequence[tuple[Any, asyncio.Future[Any]]]) -> None:
+        found = or_error(partial(self._process, [request for request, _ in batch]))
+        results = [found] * len(batch) if isinstance(found, Exception) else found
+        self._loop.call_soon_threadsafe(self._resolve, batch, results)
+
+    def _resolve(self, batch: Sequence[tuple[Any, asyncio.Future[Any]]], results: Sequence[Any]) -> None:
+        self._under_way -= 1
+        for (_, future), result in zip(batch, results, strict=True):
+            if not future.done():
+                future.set_result(result)
+        self._send()

@@ -22,7 +22,7 @@ class RunLog:
 
 
 def holds_in(log: RunLog) -> list[str]:
-    """Return what lines of a log say of holding the event loop: `2.3 s at shop.py:41`."""
+    """Return the times and places in a log at which the body held the event loop, such as `2.3 s at shop.py:41`."""
     return [line.partition(HELD)[2].strip() for line in log.text.splitlines() if HELD in line]
 
 

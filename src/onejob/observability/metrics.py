@@ -50,7 +50,7 @@ SERIES: Mapping[str, Series] = {
     "heartbeats_late_total": Series(_C, (), "Heartbeats that were more than half an interval late."),
     "worker_silences_total": Series(_C, (), "Times that a worker heard nothing from its broker while jobs waited."),
     "loop_held_total": Series(_C, (), "Times that code held the event loop of a worker for more than a second."),
-    "loop_held_seconds_total": Series(_C, (), "Seconds for which code held the event loops of workers, in these times."),
+    "loop_held_seconds_total": Series(_C, (), "Seconds of these times."),
     "taken_from_ledger_total": Series(_C, (), "Jobs that workers took from the ledger, since their broker was silent."),
     "sweeps_total": Series(_C, (), "Sweeps of all workers."),
     "published_total": Series(_C, (), "Messages published by sweeps."),

@@ -23,7 +23,7 @@ class Carrier(Protocol):
     def carry(self, process: Callable[[Sequence[Any]], Sequence[Any]], request: Any) -> Any:
         """Return the result of a request, or raise the exception that is its result.
 
-        `process` is called in another thread with several requests of callers, and returns the result of each, in order.
+        `process` is called in another thread with the requests of several callers, and returns their results in order.
         """
 
     def sleep(self, seconds: float) -> None:
@@ -43,7 +43,7 @@ def can_wait() -> bool:
 
 
 def carrier() -> Carrier | None:
-    """Return what carries the requests of this code; None: it blocks its thread."""
+    """Return the carrier of the requests of this code; None: each request blocks its thread."""
     return _used.get()
 
 

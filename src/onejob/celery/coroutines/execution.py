@@ -48,7 +48,7 @@ class Execution:
         self._give_up = give_up
         self._timers: list[asyncio.TimerHandle] = []
         self._interruption: BaseException | None = None
-        """What ends the body; None while it may go on."""
+        """The error that ends the body; None while the body may go on."""
         self._is_in_body = False
         self._has_ended = False
 
@@ -123,7 +123,9 @@ class Execution:
     def _insist(self) -> None:
         if self._is_in_body and self._interruption is not None:
             if not self._has_ended:
-                logger.warning("%s goes on after %s: it is ended without its body", self.name, describe(self._interruption))
+                logger.warning(
+                    "%s goes on after %s: it is ended without its body", self.name, describe(self._interruption)
+                )
                 self._give_up(self, self._interruption)
             self._cancel()
 
@@ -133,7 +135,7 @@ class Execution:
 
 
 class Callbacks:
-    """What Celery's request of a task hears: its start, its end, and its soft time limit."""
+    """The functions that Celery's request of a task gives to a pool, for the start, the end and the soft time limit."""
 
     __slots__ = ("accept", "end", "timeout")
 

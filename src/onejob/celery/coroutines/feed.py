@@ -15,14 +15,13 @@ from abc import ABC, abstractmethod
 from base64 import b64decode
 from collections.abc import Callable, Iterable, Sequence
 from json import loads
-from typing import Any, TypeAlias, cast
+from typing import Any, Protocol, TypeAlias, cast
 
 from celery.worker import state as worker_state
 from kombu.serialization import loads as decoded
 from kombu.serialization import prepare_accept_content
 
 from onejob.celery.app_state import AppState, app_state_of
-from onejob.celery.coroutines.pool import TaskPool
 from onejob.celery.messages.payload import MARK
 from onejob.celery.run import draining
 from onejob.celery.transport.connection import Waker
@@ -41,12 +40,22 @@ FAILURE_PAUSE = 1.0
 """Seconds after a failure of the store."""
 
 
+class FedPool(Protocol):
+    """The part of a pool that its feed knows."""
+
+    limit: int
+    """How many tasks run at once."""
+
+    def call_soon(self, function: Callable[[], object]) -> None:
+        """Call a function in the thread of the event loop. Any thread may call this method."""
+
+
 class Feed(ABC):
     """Feeds a worker's pool. `consumed` returns the names of the queues of the worker."""
 
     def __init__(self, worker: Any, consumed: Callable[[], Iterable[str]]) -> None:
         self._worker = worker
-        self._pool: TaskPool = worker.pool
+        self._pool: FedPool = worker.pool
         self._consumed = consumed
         self._app_state: AppState = app_state_of(worker.app)
         self._woken = asyncio.Event()
@@ -100,7 +109,8 @@ class Feed(ABC):
 
     def _free(self) -> int:
         """Return how many more jobs this worker can begin: those that it has received have a place, or get one."""
-        return self._pool.limit - len(worker_state.reserved_requests)
+        received: int = len(worker_state.reserved_requests)
+        return self._pool.limit - received
 
     def _queues(self) -> Sequence[str]:
         """Return the queues that the worker consumes; none while it is not connected."""

@@ -8,18 +8,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from celery import Celery
-from celery._state import _task_stack
+from celery import Celery, _state
 from celery.utils.threads import get_ident
 
 from onejob.celery.coroutines.execution import current_execution
 
-_tasks: Any = _task_stack
+_celery: Any = _state  # whose published types lack the stack
 
 
 def follow_executions(app: Celery) -> None:
     """Keep the stacks of this process by execution, and outside of executions as before."""
-    for stack in (_tasks, *(task.request_stack for task in app.tasks.values())):
+    for stack in (_celery._task_stack, *(task.request_stack for task in app.tasks.values())):  # noqa: SLF001 - no public one
         stack.__ident_func__ = _ident
 
 

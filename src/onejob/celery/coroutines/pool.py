@@ -13,13 +13,14 @@ from contextlib import suppress
 from contextvars import Context
 from functools import partial
 from inspect import iscoroutinefunction, unwrap
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from celery.concurrency.base import BasePool, apply_target
 
 from onejob.celery.app_state import app_state_of
 from onejob.celery.coroutines.bodies import awaiting
 from onejob.celery.coroutines.execution import Callbacks, Execution, set_execution
+from onejob.celery.coroutines.feed import Feed, feed_of
 from onejob.celery.coroutines.local_stacks import follow_executions
 from onejob.celery.coroutines.watch import Hold, LoopWatch
 from onejob.celery.run_log import format_line
@@ -33,9 +34,6 @@ from onejob.ledger.sweep import note_canvas_error
 from onejob.observability.events import LOOP_HELD, JobEvent, Value, one_line
 from onejob.stores.carrier import set_carrier
 
-if TYPE_CHECKING:
-    from onejob.celery.coroutines.feed import Feed
-
 logger = logging.getLogger("onejob")
 CeleryPool: Any = BasePool  # the published types know a part of the class only
 SWITCH_INTERVAL = 0.0005
@@ -47,7 +45,9 @@ STOP_SECONDS = 5.0
 
 
 class TaskPool(CeleryPool):  # type: ignore[misc]
-    """A pool of Celery that runs up to `limit` tasks at once: `async def` tasks in one event loop, others in threads."""
+    """A pool of Celery that runs up to `limit` tasks at once: coroutines in one event loop, others in threads."""
+
+    limit: int
 
     body_can_be_buffer = True
     signal_safe = False
@@ -63,7 +63,7 @@ class TaskPool(CeleryPool):  # type: ignore[misc]
                 raise SystemExit(1)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="onejob-loop", daemon=True)
-        self._carrier = LoopCarrier()
+        self._carrier = LoopCarrier(self._loop)
         self._feed: Feed | None = None
         self._node = ""
         """The name of the worker, which events have."""
@@ -87,7 +87,7 @@ class TaskPool(CeleryPool):  # type: ignore[misc]
                 self._coroutines[task.name] = True
         self._thread.start()
 
-    def on_apply(
+    def on_apply(  # noqa: PLR0917 - Celery's signature
         self, target: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None,
         callback: Any = None, accept_callback: Any = None, timeout_callback: Any = None,
         soft_timeout: float | None = None, timeout: float | None = None, **_: Any,
@@ -141,8 +141,6 @@ class TaskPool(CeleryPool):  # type: ignore[misc]
 
     def start_feed(self, worker: Any, consumed: Callable[[], Iterable[str]]) -> None:
         """Take the jobs of a worker from a feed, if its ledger and its broker have one."""
-        from onejob.celery.coroutines.feed import feed_of  # which knows this class
-
         self._node = one_line(str(worker.hostname))
         feed = self._feed = feed_of(worker, consumed)
         if feed is not None:
