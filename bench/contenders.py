@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 PEERS = Path(os.environ.get("ONEJOB_BENCH_PEERS", Path(__file__).parents[1] / ".bench" / "venv"))
 """The environment of the other libraries, which `make bench` sets up."""
+OWN = frozenset({"protected", "coroutines"})
+"""The modules in `bench.peers` that are ours."""
 QUEUE, RESULT_STORE = "$queue", "$results"
 """Stand for the name of a queue, and for the URL of a Redis, in the settings of a contender."""
 RESULTS = {"result_backend": RESULT_STORE}
@@ -47,7 +49,7 @@ class Contender:
     @property
     def is_other(self) -> bool:
         """Whether it needs a library that is neither onejob nor Celery."""
-        return self.module not in {"plain", "protected"}
+        return self.module not in {"plain", *OWN}
 
     @property
     def missing(self) -> str:
@@ -71,6 +73,14 @@ DELIVERING = tuple(
     for store in STORES[1:]
 )
 """The ledger delivers the jobs itself, and no other server runs."""
+COROUTINES = (
+    Contender("onejob on redis, coroutines", "coroutines", "redis", stages=frozenset({"run"})),
+    *(
+        replace(one, name=f"{one.name}, coroutines", module="coroutines", stages=frozenset({"run"}))
+        for one in DELIVERING
+    ),
+)
+"""One process with one event loop, where the others have two processes."""
 LOCKS = tuple(
     Contender(name, module, "redis", RESULTS if stage == "run" else {}, frozenset({stage}))
     for name, module in (("celery-singleton", "singleton"), ("celery-once", "once"))
@@ -99,16 +109,19 @@ ON_RABBITMQ = (
 )
 RUN_ON_RABBITMQ = tuple(
     replace(one, conf={**one.conf, **(RESULTS if one.module == "plain" else {})}, stages=frozenset({"run on rabbitmq"}))
-    for one in ON_RABBITMQ
+    for one in (
+        *ON_RABBITMQ,
+        *(replace(one, name=f"{one.name}, coroutines", module="coroutines") for one in ON_RABBITMQ[1:]),
+    )
 )
-ALL = (PLAIN, PLAIN_WITH_RESULTS, *OURS, *DELIVERING, *LOCKS, *OTHERS, *ON_RABBITMQ, *RUN_ON_RABBITMQ)
+ALL = (PLAIN, PLAIN_WITH_RESULTS, *OURS, *DELIVERING, *COROUTINES, *LOCKS, *OTHERS, *ON_RABBITMQ, *RUN_ON_RABBITMQ)
 
 
 def chosen(stage: str, stores: Sequence[str], peers: Sequence[str] | None) -> list[Contender]:
     """Return the contenders of a stage, the reference first; `peers`: the modules of the others, None for all."""
     found = [contender for contender in ALL if stage in contender.stages]
     reference = [contender for contender in found if contender.module == "plain"]
-    ours = [contender for contender in found if contender.module == "protected" and contender.store in stores]
+    ours = [contender for contender in found if contender.module in OWN and contender.store in stores]
     others = [contender for contender in found if contender.is_other and (peers is None or contender.module in peers)]
     return reference + ours + others
 

@@ -61,9 +61,9 @@ class Peer:
 class CeleryPeer(Peer):
     """A Celery task of one kind or another."""
 
-    def __init__(self, module: str, task: Any) -> None:
+    def __init__(self, module: str, task: Any, pool: Sequence[str] = ("--concurrency=2",)) -> None:
         self.task = task
-        options = ("--concurrency=2", "--loglevel=warning", "--without-gossip", "--without-mingle")
+        options = (*pool, "--loglevel=warning", "--without-gossip", "--without-mingle")
         self.commands = (("-m", "celery", "-A", module, "worker", *options),)
 
     def submit(self, numbers: Sequence[int]) -> None:

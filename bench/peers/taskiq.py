@@ -1,4 +1,4 @@
-"""taskiq on a Redis list: two worker processes with an event loop each; no results."""
+"""taskiq on a Redis list, with results in Redis: two worker processes with an event loop each."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import asyncio
 import os
 from typing import TYPE_CHECKING
 
-from taskiq_redis import ListQueueBroker
+from taskiq_redis import ListQueueBroker, RedisAsyncResultBackend
 
 from bench.peers.common import BROKER, SECOND, Peer, work
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-broker = ListQueueBroker(os.environ[BROKER])
+results: RedisAsyncResultBackend[int] = RedisAsyncResultBackend(os.environ[BROKER], result_ex_time=600)
+broker = ListQueueBroker(os.environ[BROKER]).with_result_backend(results)
 
 
 async def run(number: int, second: int) -> int:

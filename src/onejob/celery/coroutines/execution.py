@@ -130,7 +130,7 @@ class Execution:
             self._cancel()
 
     def terminate(self, _signal: object = None) -> None:
-        """End the body of a task that is no job: Celery's request calls this method; that of a job has interrupted it."""
+        """End the body of a task that is no job, as Celery's request asks; that of a job has interrupted it before."""
         self.interrupt(Ignore("terminated on request"))
 
 

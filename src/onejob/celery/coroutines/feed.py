@@ -60,6 +60,7 @@ class Feed(ABC):
         self._app_state: AppState = app_state_of(worker.app)
         self._woken = asyncio.Event()
         self._failures = FailureLog("the delivery of jobs")
+        self._unsubscribe: Callable[[], object] = lambda: None
         self._accept = prepare_accept_content(worker.app.conf.accept_content)
 
     # --- what kinds of feeds differ in ------------------------------------------------------------------------------
@@ -67,9 +68,6 @@ class Feed(ABC):
     @abstractmethod
     def take(self, queues: Sequence[str], limit: int) -> tuple[list[Payload], float | None]:
         """Take messages of jobs, as kombu has them, and return the seconds to the next look; 0: there may be more."""
-
-    def close(self) -> None:
-        """End the subscriptions."""
 
     # --- what is the same -------------------------------------------------------------------------------------------
 
@@ -90,7 +88,7 @@ class Feed(ABC):
                     self._receive(payload)
             if pause is None or pause > 0 or self._free() <= 0:
                 await self._wait(pause)
-        self.close()
+        self._unsubscribe()
 
     def wake(self) -> None:
         """Look for jobs now: in the thread of the event loop."""
@@ -178,10 +176,6 @@ class LedgerFeed(Feed):
         due_at = self._jobs.due_at()
         pause = None if due_at is None else max(0.001, due_at - time.monotonic())
         return [each.payload for each in taken], 0.0 if has_more else pause
-
-    def close(self) -> None:
-        """End the subscription."""
-        self._unsubscribe()
 
 
 class BrokerFeed(Feed):
