@@ -47,7 +47,7 @@ class Contender:
     @property
     def is_other(self) -> bool:
         """Whether it needs a library that is neither onejob nor Celery."""
-        return self.module not in {"plain", "protected"}
+        return self.module not in {"plain", "protected", "limited"}
 
     @property
     def missing(self) -> str:
