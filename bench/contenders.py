@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 PEERS = Path(os.environ.get("ONEJOB_BENCH_PEERS", Path(__file__).parents[1] / ".bench" / "venv"))
 """The environment of the other libraries, which `make bench` sets up."""
-OWN = frozenset({"protected", "coroutines"})
+OWN = frozenset({"protected", "coroutines", "limited"})
 """The modules in `bench.peers` that are ours."""
 QUEUE, RESULT_STORE = "$queue", "$results"
 """Stand for the name of a queue, and for the URL of a Redis, in the settings of a contender."""

@@ -5,13 +5,15 @@
     python -m bench.limits worker --stores postgresql --jobs 400
     python -m bench.limits parked --sizes 1000,10000,100000
     python -m bench.limits slots --jobs 400
+    python -m bench.limits peers --rounds 3 --jobs 400
 
 `cost`: submission, claim and end of a job with a limit that is not reached, beside a job without one, by turns in one
 ledger. `trips`: what they send: requests, and round trips; of SQLite, statements. It runs with an earlier onejob on
 the `PYTHONPATH`, too, for which it counts jobs without limits. `worker`: the same jobs through a whole worker.
 `parked`: how long one look at a key takes while more and more jobs wait on 1,000 keys, and what it touches: jobs of
 PostgreSQL, commands of Redis, instructions of SQLite's machine. `slots`: the part of the time of all slots in which
-jobs of 0.1 s run, beside a worker with as many places and no limit.
+jobs of 0.1 s run, beside a worker with as many places and no limit. `peers`: the same work with limits of onejob, of
+Docket and of DBOS, see `bench.limits_peers`.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ import psycopg
 import redis
 
 import onejob
-from bench import processor
+from bench import limits_peers, processor
 from bench.rounds import ratio
 from bench.runs import end
 from bench.servers import Servers
@@ -70,13 +72,16 @@ BATCH = 1000
 def main() -> None:
     """Measure one of the parts, and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=PARTS)
+    parser.add_argument("part", choices=[*PARTS, "peers"])
     parser.add_argument("--stores", default=",".join(STORES))
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--operations", type=int, default=50, help="of each kind in a round")
     parser.add_argument("--jobs", type=int, default=400, help="of each kind in a round, with a worker")
     parser.add_argument("--sizes", default="1000,10000", help="how many jobs are parked")
     options = parser.parse_args()
+    if options.part == "peers":
+        limits_peers.measure(options.rounds, options.jobs)
+        return
     for store in options.stores.split(","):
         with ExitStack() as stack:
             PARTS[options.part](store, Servers(stack), stack, options)

@@ -61,11 +61,12 @@ class Runner:
         answer = self._child.ask("wait", count=jobs, first=next(self._numbers) * 1_000_000)
         return Cost((answer["ended"] - answer["began"]) / jobs, (processor.seconds() - before) / jobs)
 
-    def submit(self, jobs: int) -> None:
-        """Queue jobs. Raises `FailedError`."""
+    def submit(self, jobs: int) -> float:
+        """Queue jobs, and return how many seconds that took. Raises `FailedError`."""
         shutil.rmtree(self.marks, ignore_errors=True)
         self.marks.mkdir()
-        self._child.ask("bulk", count=jobs, first=next(self._numbers) * 1_000_000)
+        answer = self._child.ask("bulk", count=jobs, first=next(self._numbers) * 1_000_000)
+        return float(answer["ended"] - answer["began"])
 
     def run_all(self, jobs: int, seconds: float) -> None:
         """Run what is queued to its end. Raises `FailedError`."""

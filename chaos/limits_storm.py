@@ -45,6 +45,8 @@ STEEPNESS = 1.5
 """How fast the sizes of the keys decrease: that of the n-th is proportional to 1 / n ** STEEPNESS."""
 SUBMITTING = 0.8
 """The part of the storm in which jobs are submitted."""
+BATCH = 500
+"""How many jobs one call submits, at most."""
 WAIT_RATIO = 3.0
 """How many times longer than without limits 99 % of the jobs of small keys may wait, at most."""
 LEAST_WAIT = 0.5
@@ -179,15 +181,20 @@ def _storm(storm: Storm, task: Any, ledger: Ledger, testbed: Testbed, environmen
 
 
 def _submit(storm: Storm, task: Any) -> None:
-    """Submit the jobs of all keys in a random order: at an even pace, or with a rate at once."""
+    """Submit the jobs of all keys in a random order: at an even pace, late ones together; with a rate at once."""
     keys = [key for key, size in storm.sizes().items() for _ in range(size)]
     random.Random(storm.seed).shuffle(keys)
-    began = time.monotonic()
-    for number, key in enumerate(keys):
-        task.delay(number, key)
-        ahead = began + SUBMITTING * storm.seconds * number / len(keys) - time.monotonic()
-        if ahead > 0 and not storm.rate:
-            time.sleep(ahead)
+    began, done = time.monotonic(), 0
+    while done < len(keys):
+        share = 1.0 if storm.rate else (time.monotonic() - began) / (SUBMITTING * storm.seconds)
+        due = min(1 + int(share * len(keys)), len(keys), done + BATCH)
+        if due == done:
+            time.sleep(0.01)
+        elif due == done + 1:
+            task.delay(done, keys[done])
+        else:
+            task.submit_many([(number, keys[number]) for number in range(done, due)])
+        done = due
 
 
 def _disturb(storm: Storm, workers: Workers) -> None:

@@ -13,6 +13,8 @@ import pytest
 
 from bench.cloning import packed
 from bench.contenders import PLAIN, Contender, FailedError
+from bench.limits_peers import CONTENDERS, WORKS, most_at_once
+from bench.peers.slots import Run
 from bench.rounds import Cost, as_results, run_rounds
 from bench.wire import postgres_requests, redis_requests
 from checks.project import ROOT
@@ -60,6 +62,12 @@ def test_requests_are_counted_in_any_parts() -> None:
             assert first + count(rest + sent[cut:])[0] == 2
 
 
+def test_the_most_bodies_at_once_are_counted() -> None:
+    """Bodies that overlap count together, and one that begins as another ends does not."""
+    times = [(0.0, 2.0), (1.0, 3.0), (2.0, 4.0), (2.5, 2.6), (5.0, 6.0)]
+    assert most_at_once([Run(number, 0, *each) for number, each in enumerate(times)]) == 3
+
+
 def run(*arguments: str) -> str:
     """Run a module of the bench, and return what it prints."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
@@ -104,3 +112,15 @@ def test_the_bench_of_rate_limits_runs(broker: str) -> None:
     names = [row[0] for row in rows]
     assert names == ["task", *(f"{name}-{n}" for name in ("celery", "onejob", "plain-beside") for n in range(2))]
     assert [row[1] for row in rows if row[0].startswith("onejob")] == ["20", "20"]
+
+
+@pytest.mark.deep
+@pytest.mark.timeout(900)
+def test_the_bench_of_limits_beside_peers_runs() -> None:
+    """The same work is run with limits of onejob and of each peer that is installed, and no limit is exceeded."""
+    table = run("bench.limits", "peers", "--rounds", "1", "--jobs", "20").splitlines()
+    rows = [line for line in table if any(line.startswith(work.name) for work in WORKS)]
+    assert len(rows) == len(WORKS) * len(CONTENDERS)
+    measured = [row for row in rows if "not installed" not in row]
+    assert len(measured) >= len(WORKS) * sum(one.module == "limited" for one in CONTENDERS)
+    assert all(int(row.split()[-1]) <= 3 for row in measured)
