@@ -11,7 +11,7 @@ from bench.peers.protected import ProtectedPeer
 app = celery_app(onejob_store=os.environ[STORE])
 
 
-@app.task(name="bench.work", base=onejob.Task)
+@onejob.task(app, name="bench.work")
 async def run(number: int, second: int) -> int:
     """Run the body of the job."""
     return work(number, second)
