@@ -2,7 +2,8 @@
 
     <!-- check: types -->                   the next block is type-checked and not run
     <!-- check: skip, because ... -->       the next block is not checked
-    <!-- check: worker -->                  the page's program runs beside a worker
+    <!-- check: worker -->                  the page's program runs beside a worker with two threads
+    <!-- check: worker -P onejob -c 20 -->  the same, with other options of the worker
     <!-- check: tested by tests/x.py -->    that test runs the page's blocks of Python
     <!-- check: decorates (a: int) -->      each decorator of the next block is given a function
     <!-- check: file more -->               the next block begins the file more.py
@@ -79,7 +80,8 @@ class Page:
 
     place: str
     blocks: list[Block] = field(default_factory=list)
-    has_worker: bool = False
+    worker: str = ""
+    """The options of the worker beside which the program runs; empty: there is none."""
     tested_by: str = ""
 
     def files(self, *, only_run: bool) -> dict[str, str]:
@@ -114,8 +116,8 @@ def read(place: str, text: str) -> Page:
             setup = part["check"].removeprefix("setup\n")
         elif part["check"].startswith("file "):
             file = part["check"].removeprefix("file ").strip()
-        elif part["check"].strip() == "worker":
-            page.has_worker = True
+        elif re.match(r"worker\b", part["check"]):
+            page.worker = part["check"].removeprefix("worker").strip() or "--pool threads -c 2"
         elif part["check"].startswith("tested by "):
             page.tested_by = part["check"].removeprefix("tested by ").strip()
         else:

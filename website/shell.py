@@ -58,7 +58,7 @@ def fault(words: list[str]) -> str:
 
 def _parse_celery(words: list[str]) -> None:
     """Parse a command of Celery; `celery -A app onejob ...` is ours."""
-    if "onejob" in words:
+    if next((word for word in words if word == "onejob" or word in celery.commands), "") == "onejob":
         from onejob.cli.commands import celery_group
 
         _parse(celery_group, "celery onejob", words[words.index("onejob") + 1 :])

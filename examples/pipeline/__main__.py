@@ -25,8 +25,8 @@ from tests.services import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
 START_SECONDS = 60.0
-THREADS = 8
-"""The threads of all workers: so many jobs run at once."""
+PLACES = 40
+"""The places of all workers: so many jobs run at once."""
 
 
 def main() -> int:
@@ -75,10 +75,10 @@ def _play(options: argparse.Namespace, processes: Processes, folder: Path, provi
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     story = Story(options.documents, options.chunks, provider.meter, limited=not options.without_limits)
     names = [f"worker{number}" for number in range(1, options.workers + 1)]
-    print(f"the provider and {len(names)} workers are starting; together they run {THREADS} jobs at once ...")
+    print(f"the provider and {len(names)} workers are starting; together they run {PLACES} jobs at once ...")
     for name in names:
-        command = f"-m celery -A examples.pipeline.studio worker -n {name}@studio -P threads -l INFO"
-        command += f" -c {THREADS // len(names)} --without-gossip --without-mingle"
+        command = f"-m celery -A examples.pipeline.studio worker -n {name}@studio -P onejob -l INFO"
+        command += f" -c {PLACES // len(names)} --without-gossip --without-mingle"
         processes.start(name, [sys.executable, *command.split()], environment)
     try:
         for name in names:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
-import urllib.error
-import urllib.request
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 URL = os.environ.get("PIPELINE_PROVIDER", "http://127.0.0.1:1")
 
@@ -24,15 +24,25 @@ class Answer:
     tokens: int
 
 
-def ask(what: str, customer: str, text: str) -> Answer:
+async def ask(what: str, customer: str, text: str) -> Answer:
     """Have the model embed a text (`embed`), or write its card (`card`). Raises `BusyError`."""
-    body = json.dumps({"customer": customer, "text": text}).encode()
-    try:
-        with urllib.request.urlopen(f"{URL}/{what}", body, timeout=60) as response:  # noqa: S310 - our own provider
-            found = json.load(response)
-    except urllib.error.HTTPError as error:
-        with error:
-            if error.code == 429:
-                raise BusyError(json.load(error)["error"]) from None
-            raise
+    async with asyncio.timeout(60):
+        status, found = await _post(f"/{what}", {"customer": customer, "text": text})
+    if status == 429:
+        raise BusyError(found["error"])
+    if status != 200:
+        raise OSError(f"the provider answered {status}")
     return Answer(found["answer"], found["tokens"])
+
+
+async def _post(path: str, content: dict[str, str]) -> tuple[int, dict[str, Any]]:
+    """Send a request, as an asynchronous HTTP client does; return the status and the content of the answer."""
+    address = urlsplit(URL)
+    reader, writer = await asyncio.open_connection(address.hostname, address.port)
+    try:
+        body = json.dumps(content).encode()
+        writer.write(f"POST {path} HTTP/1.0\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
+        head, _, answer = (await reader.read()).partition(b"\r\n\r\n")
+        return int(head.split()[1]), json.loads(answer)
+    finally:
+        writer.close()

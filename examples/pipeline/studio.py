@@ -2,6 +2,7 @@
 
 A document is one job, which has itself replaced by a chord. Each chunk is embedded by a job of its own, and another one
 writes its card. When all cards of a document are there, its job runs once more and puts them on the customer's shelf.
+The jobs that wait for the model are coroutines in one event loop; the others are functions, and run in threads.
 """
 
 from __future__ import annotations
@@ -50,9 +51,9 @@ def make_cards(self: Any, customer: str, title: str, text: str) -> int:
     limits=limits_of(lambda text, **_: estimate(text)),
     autoretry_for=(BusyError,), max_retries=None, default_retry_delay=1,
 )  # fmt: skip
-def embed(customer: str, text: str) -> dict[str, Any]:
+async def embed(customer: str, text: str) -> dict[str, Any]:
     """Return a chunk with its embedding."""
-    return {"text": text, "vector": onejob.current_job().step("embed", paid, "embed", customer, text)}
+    return {"text": text, "vector": await onejob.current_job().astep("embed", paid, "embed", customer, text)}
 
 
 @app.task(
@@ -60,10 +61,10 @@ def embed(customer: str, text: str) -> dict[str, Any]:
     limits=limits_of(lambda chunk, **_: estimate(chunk["text"])),
     autoretry_for=(BusyError,), max_retries=None, default_retry_delay=1,
 )  # fmt: skip
-def write_card(chunk: dict[str, Any], customer: str) -> Card:
+async def write_card(chunk: dict[str, Any], customer: str) -> Card:
     """Write the card of a chunk that is embedded."""
-    job = onejob.current_job()
-    return {**job.step("write", paid, "card", customer, chunk["text"]), "rank": sum(chunk["vector"])}
+    card = await onejob.current_job().astep("write", paid, "card", customer, chunk["text"])
+    return {**card, "rank": sum(chunk["vector"])}
 
 
 @app.task(base=onejob.Task, unique_on=["customer", "title"])
@@ -79,13 +80,13 @@ def estimate(text: str) -> float:
     return 10 + len(text) / 3
 
 
-def paid(what: str, customer: str, text: str) -> Any:
+async def paid(what: str, customer: str, text: str) -> Any:
     """Have the model answer, and report what it has cost before anything else can happen."""
     job = onejob.current_job()
-    answer = ask(what, customer, text)
-    job.cost(usd=PRICE * answer.tokens, tokens=answer.tokens)
+    answer = await ask(what, customer, text)
+    await job.acost(usd=PRICE * answer.tokens, tokens=answer.tokens)
     if LIMITED:
-        job.spent("model", tokens=answer.tokens)
+        await job.aspent("model", tokens=answer.tokens)
     return answer.value
 
 

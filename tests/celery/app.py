@@ -449,7 +449,7 @@ ACTS: dict[str, Callable[[Act], Any]] = {
 COROUTINES: dict[str, dict[str, Any]] = {
     "await_play": {},
     "await_play_soft": {"soft_time_limit": 1},
-    "await_play_hard": {"time_limit": 1},
+    "await_play_hard": {"time_limit": 1, "autoretry_for": (Exception,)},
     "await_play_autoretry": VARIANTS["play_autoretry"],
     "await_play_limited": VARIANTS["play_limited"],
 }

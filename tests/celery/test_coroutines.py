@@ -101,6 +101,7 @@ def test_a_cancellation_and_a_time_limit_interrupt_a_body(looped: Cluster) -> No
         looped.await_state(result, State.CANCELED)
     for result, error in ((soft, "SoftTimeLimitExceeded"), (hard, "TimeLimitExceeded")):
         assert looped.await_state(result, State.FAILED).reason.startswith(error)
+    assert looped.job(hard).attempt == 1, "a hard time limit is not retried, whatever `autoretry_for` says"
     reasons = {"asked": "JobCanceled", "revoked": "JobCanceled", "soft": "SoftTimeLimit", "hard": "TimeLimit"}
     for key, reason in reasons.items():
         (mark,) = looped.await_mark(key, "interrupted")
@@ -236,15 +237,36 @@ def test_limits_hold_for_coroutines(looped: Cluster) -> None:
 
 
 @stops
-def test_a_cold_shutdown_loses_no_coroutine(cluster: Cluster) -> None:
-    """After SIGQUIT a worker ends, and its jobs run elsewhere."""
-    cluster.use_lease(LEASE)
-    worker = cluster.worker(*POOL, "-c", "5")
-    result = cluster.begin("cold", ["hold", "return:again"], task="await_play")
+def test_a_cold_shutdown_releases_its_coroutines(looped: Cluster) -> None:
+    """After SIGQUIT the jobs of a worker are queued, without a crash: it keeps none of them, nor takes it again."""
+    looped.use_lease(2 * PATIENCE)
+    worker = looped.worker(*POOL, "-c", "5")
+    results = [looped.begin(f"cold-{number}", ["hold", "return:again"], task="await_play") for number in range(3)]
     os.kill(worker.pid, signal.SIGQUIT)
     worker.await_end()
-    cluster.worker(*POOL, "-c", "5")
-    assert result.get(PATIENCE) == "again"
+    assert {(looped.job(result).state, looped.job(result).crashes) for result in results} == {(State.QUEUED, 0)}
+    looped.worker(*POOL, "-c", "5")
+    assert [result.get(PATIENCE) for result in results] == ["again"] * 3
+
+
+@stops
+@provokes(logs=["goes on after JobReleased"], because="the body goes on")
+def test_a_stopping_worker_releases_a_body_that_goes_on(cluster: Cluster) -> None:
+    """A worker that shuts down waits until it has given up a body that swallows its interruption."""
+    worker = cluster.worker(*POOL, "-c", "2")
+    result = cluster.begin("swallows", ["swallow", "return:again"], task="await_play")
+    worker.stop()
+    assert cluster.job(result).state is State.QUEUED
+
+
+def test_an_autoscaler_adds_places_for_waiting_jobs(looped: Cluster) -> None:
+    """A worker with `--autoscale` takes jobs for as many places as it may have, and runs them at once."""
+    results = looped.await_play.submit_many([(f"scales-{number}", ["hold:scales"]) for number in range(6)])
+    looped.worker(*POOL, "--autoscale", "6,1")
+    await_(lambda: sum(looped.runs(f"scales-{number}") for number in range(6)) == 6)
+    looped.open("scales")
+    assert len([result.get(PATIENCE) for result in results]) == 6
+    looped.assert_quiet()
 
 
 @provokes(logs=["the worker cannot start"], because="the pool refuses the option")

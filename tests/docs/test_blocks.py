@@ -52,11 +52,11 @@ def test_programs_of_a_page_run(place: str, broker: RedisServer, tmp_path: Path)
     """The blocks of Python of a page, one after the other, run, and their assertions hold."""
     page = RUN[place]
     files = write(page, tmp_path, broker.database())
-    if not page.has_worker:
+    if not page.worker:
         run_programs(page, files, tmp_path)
         return
     log = tmp_path / "worker.log"
-    command = ["-m", "celery", "-A", next(iter(files)), "worker", *"--pool threads -c 2 --loglevel INFO".split()]
+    command = ["-m", "celery", "-A", next(iter(files)), "worker", *page.worker.split(), "--loglevel", "INFO"]
     start = fork if FORKS else interpret
     with start(command, environment=environment(), cwd=tmp_path, output=log):
         eventually(lambda: " ready." in log.read_text())
@@ -121,7 +121,7 @@ $ ls
     ("onejob jobs list --stat failed", "No such option"), ("onejob jobz list", "No such command"),
     ("onejob jobs list && onejob nothing", "No such command"), ("KEY=$(onejob keys ad x)", "No such command"),
     ("onejob jobs list --state broken", "broken"), ("celery -A shop worker --pool threads -c 4", ""),
-    ("celery -A shop worker --poool threads", "No such option"),
+    ("celery -A shop worker --poool threads", "No such option"), ("celery -A shop worker -P onejob -c 200", ""),
     ("celery -A shop onejob duplicates --by nobody", "nobody"),
     ("onejob jobs list > ~/jobs.txt 2> /dev/null", ""), ("make demo", ""),
     ("make nothing", "no target"), ("ls -l | sort", ""),

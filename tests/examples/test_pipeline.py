@@ -74,7 +74,7 @@ def test_the_whole_pipeline_is_as_its_readme_says() -> None:
 
 @pytest.mark.deep
 def test_without_limits_the_provider_refuses() -> None:
-    """The meter can count: without limits eight threads have more requests at once than the provider takes."""
+    """The meter can count: without limits forty coroutines have more requests at once than the provider takes."""
     printed = play("--without-limits")
     assert numbers(r"and refused (\d+): ", printed)[0] > 0
     assert "the publisher has 36 cards of 12 documents\nthe school has 9 cards of 3 documents\n" in printed

@@ -9,9 +9,9 @@ pytestmark = pytest.mark.deep
 ROW = Row(
     packages=("celery-aio-pool==0.1.0rc8",),
     ran="`celery worker -P custom` with its pool: jobs, a plain task that is a coroutine; Redis, `onejob://`",
-    holds="Jobs are functions and run in its pool, one at a time; plain tasks may be coroutines.",
-    do="Call `asyncio.run(...)` in the body of a job.",
-    fails="`async def` with `base=onejob.Task` is refused.",
+    holds="Jobs run in its pool, one at a time; they and plain tasks may be coroutines.",
+    do="For many jobs at once use `-P onejob`.",
+    fails="",
 )
 APP = """
 import asyncio
@@ -30,30 +30,19 @@ async def twice(number):
 @app.task
 async def plain(number):
     return await twice(number)
+
+@app.task(base=onejob.Task)
+async def job(number):
+    return await twice(number)
 """
 POOL = "celery_aio_pool.pool:AsyncIOPool"
 
 
-COROUTINE = """
-@app.task(base=onejob.Task)
-async def job(number): pass
-
-try:
-    app.finalize()
-except onejob.errors.ConfigurationError as error:
-    answer = str(error)
-"""
-
-
 @on_both_brokers
 def test_its_pool_runs_jobs_and_plain_coroutines(program: MakeProgram, direct: bool) -> None:
-    """Jobs run in its pool, one after the other, beside a plain coroutine."""
+    """Jobs, functions and coroutines, run in its pool, one after the other, beside a plain coroutine."""
     shop = program(APP, direct=direct, CELERY_CUSTOM_WORKER_POOL=POOL)
     with shop.worker("-P", "custom"):
         assert shop.run("answer = plain.delay(1).get(timeout=20)") == 2
         assert shop.run("answer = [double.delay(number).get(timeout=20) for number in (1, 2, 3)]") == [2, 4, 6]
-
-
-def test_a_coroutine_is_refused_as_a_body(program: MakeProgram) -> None:
-    """A job whose body is a coroutine function is refused."""
-    assert "`async def`, and Celery's workers run functions" in program(APP).run(COROUTINE)
+        assert shop.run("answer = [job.delay(number).get(timeout=20) for number in (1, 2)]") == [2, 4]

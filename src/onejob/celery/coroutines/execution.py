@@ -12,7 +12,7 @@ from celery.exceptions import Ignore, SoftTimeLimitExceeded, TimeLimitExceeded
 
 from onejob.celery.run import Run, current_run_or_none
 from onejob.concurrency.greenlets import wait_for
-from onejob.errors import describe
+from onejob.errors import JobReleased, describe
 
 T = TypeVar("T")
 logger = logging.getLogger("onejob")
@@ -105,6 +105,11 @@ class Execution:
     def interrupt(self, error: BaseException) -> None:
         """End the body by this error: it gets a `CancelledError` where it awaits. Any thread may call this method."""
         self._loop.call_soon_threadsafe(self._interrupt, error)
+
+    def release(self) -> None:
+        """End the body of a job since its worker shuts down; do nothing for a task that is no job."""
+        if self.run is not None:
+            self._interrupt(JobReleased(self.run.id))
 
     def _interrupt(self, error: BaseException) -> None:
         if self._interruption is not None or self._has_ended:

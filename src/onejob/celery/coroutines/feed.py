@@ -24,6 +24,7 @@ from kombu.serialization import prepare_accept_content
 from onejob.celery.app_state import AppState, app_state_of
 from onejob.celery.messages.payload import MARK
 from onejob.celery.run import draining
+from onejob.celery.slots import capacity_of
 from onejob.celery.transport.connection import Waker
 from onejob.celery.transport.job_delivery import JobMessages
 from onejob.celery.worker.request import LedgerMessage
@@ -106,9 +107,9 @@ class Feed(ABC):
             pass
 
     def _free(self) -> int:
-        """Return how many more jobs this worker can begin: those that it has received have a place, or get one."""
+        """Return how many more jobs this worker can begin; an autoscaler adds places for those that wait in it."""
         received: int = len(worker_state.reserved_requests)
-        return self._pool.limit - received
+        return capacity_of(self._worker) - received
 
     def _queues(self) -> Sequence[str]:
         """Return the queues that the worker consumes; none while it is not connected."""

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +24,7 @@ from onejob.celery.coroutines.execution import Callbacks, Execution, set_executi
 from onejob.celery.coroutines.feed import Feed, feed_of
 from onejob.celery.coroutines.local_stacks import follow_executions
 from onejob.celery.coroutines.watch import Hold, LoopWatch
+from onejob.celery.run import draining
 from onejob.celery.run_log import format_line
 from onejob.celery.worker.execute import Refusal
 from onejob.celery.worker.run_end import apply_end, end_of
@@ -41,7 +43,7 @@ SWITCH_INTERVAL = 0.0005
 MAX_THREADS = 64
 """How many tasks that are no coroutines run at once, at most."""
 STOP_SECONDS = 5.0
-"""For how many seconds a pool that stops waits for the ends of its tasks."""
+"""For how many seconds a pool that stops waits for an event loop that a body holds."""
 
 
 class TaskPool(CeleryPool):  # type: ignore[misc]
@@ -71,6 +73,8 @@ class TaskPool(CeleryPool):  # type: ignore[misc]
         """The executions that wait for a free place, with what each calls."""
         self._running: set[Execution] = set()
         self._endings: set[asyncio.Task[None]] = set()
+        self._seen_at = 0.0
+        """When the event loop of a pool that stops last looked at what runs."""
         self._threads = ThreadPoolExecutor(min(MAX_THREADS, self.limit), "onejob-task")
         self._coroutines: dict[str, bool] = {}
         """Whether the body of a task is a coroutine, by the task's name."""
@@ -102,10 +106,13 @@ class TaskPool(CeleryPool):  # type: ignore[misc]
         return execution
 
     def on_stop(self) -> None:
-        """Wait for the tasks that run, and end the event loop."""
+        """End the runs of jobs, wait for other tasks as Celery does, and end the event loop."""
+        draining.set()  # a cold shutdown calls this method before it says so, and the feed must take nothing more
         ended = threading.Event()
+        self._seen_at = time.monotonic()
         self._loop.call_soon_threadsafe(self._stop_when_idle, ended)
-        ended.wait(STOP_SECONDS)
+        while not ended.wait(0.1) and time.monotonic() - self._seen_at < STOP_SECONDS:
+            pass
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(STOP_SECONDS)
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -225,6 +232,9 @@ class TaskPool(CeleryPool):  # type: ignore[misc]
         return found
 
     def _stop_when_idle(self, ended: threading.Event) -> None:
+        self._seen_at = time.monotonic()
+        for execution in self._running:
+            execution.release()
         if self._running:
             self._loop.call_later(0.02, self._stop_when_idle, ended)
         else:
