@@ -12,6 +12,8 @@ from functools import partial
 from inspect import iscoroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from onejob.celery.local_stacks import follow_body
+from onejob.celery.run import current_run_or_none
 from onejob.errors import describe
 from onejob.stores.carrier import can_wait
 
@@ -26,9 +28,20 @@ def awaiting(body: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that calls a body, and returns the result of its coroutine."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        return await_body(body(*args, **kwargs))
+        value = body(*args, **kwargs)
+        return await_body(_ending(value)) if iscoroutine(value) else value
 
     return call
+
+
+async def _ending(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Return the result of a body, and end the transactions that it has left open."""
+    try:
+        return await coroutine
+    finally:
+        run = current_run_or_none()
+        if run is not None and run.sessions:
+            await run.arollback_sessions()
 
 
 def await_body(value: Any) -> Any:
@@ -50,8 +63,9 @@ def await_body(value: Any) -> Any:
 
 def _run(coroutine: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine in the loop of this thread; an exception from outside, as of a signal handler, cancels it."""
-    loop = _loop()
-    task = loop.create_task(coroutine)
+    loop, context = _loop(), copy_context()
+    context.run(follow_body)
+    task = loop.create_task(coroutine, context=context)
     try:
         return loop.run_until_complete(task)
     except BaseException as error:

@@ -18,7 +18,7 @@ from celery.concurrency.base import BasePool, apply_target
 
 from onejob.celery.coroutines.bodies import awaiting
 from onejob.celery.coroutines.execution import Execution, set_execution
-from onejob.celery.coroutines.local_stacks import follow_executions
+from onejob.celery.local_stacks import follow_context, set_stack_owner
 from onejob.concurrency.greenlets import call_in_bridge
 from onejob.concurrency.loop_carrier import LoopCarrier
 from onejob.errors import ConfigurationError
@@ -52,7 +52,7 @@ class TaskPool(CeleryPool):  # type: ignore[misc]
                 )
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="onejob-loop", daemon=True)
-        self._carrier = LoopCarrier()
+        self._carrier = LoopCarrier(self._loop)
         self._feed: Feed | None = None
         self._waiting: deque[Execution] = deque()
         """The executions that wait for a free place."""
@@ -66,9 +66,11 @@ class TaskPool(CeleryPool):  # type: ignore[misc]
     def on_start(self) -> None:
         """Start the event loop."""
         sys.setswitchinterval(SWITCH_INTERVAL)
-        follow_executions(self.app)
+        follow_context(self.app.tasks.values())
         for task in self.app.tasks.values():
             if iscoroutinefunction(unwrap(task.run)) and not hasattr(task, "_onejob"):
+                if hasattr(task, "_orig_run"):  # of `autoretry_for`: its wrapper catches what is awaited in it
+                    task._orig_run = awaiting(task._orig_run)  # noqa: SLF001 - Celery's
                 task.run = awaiting(task.run)
                 self._coroutines[task.name] = True
         self._thread.start()
@@ -144,6 +146,7 @@ class TaskPool(CeleryPool):  # type: ignore[misc]
         execution.start_timers()
         context = Context()
         context.run(set_execution, execution)
+        context.run(set_stack_owner, execution)
         if self._is_coroutine(execution.name):
             context.run(set_carrier, self._carrier)
             task = execution.task = self._loop.create_task(call_in_bridge(execution.call), context=context)
@@ -178,5 +181,3 @@ class TaskPool(CeleryPool):  # type: ignore[misc]
     def _get_info(self) -> dict[str, Any]:
         info: dict[str, Any] = super()._get_info()
         return info | {"running": len(self._running), "waiting": len(self._waiting)}
-
-
