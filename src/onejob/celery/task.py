@@ -12,6 +12,7 @@ from celery import Celery, shared_task, states
 
 from onejob.celery.app_state import app_state_of
 from onejob.celery.coroutines.bodies import awaiting
+from onejob.celery.coroutines.retries import OriginalRun
 from onejob.celery.messages.typed import check_pydantic
 from onejob.celery.option_declarations import TASK_OPTIONS, TaskDefaults, check_definition_names, check_task_options
 from onejob.celery.results.result import AsyncResult as Result
@@ -108,6 +109,7 @@ class Task(TaskDefaults, CeleryTask, Generic[P, R_co]):
 
     abstract = True
     Request = REQUEST
+    _orig_run = OriginalRun()
 
     _onejob_foreign_options: ClassVar[frozenset[str]] = frozenset()
     """The options of another library that this class understands, for `onejob.compat`."""
