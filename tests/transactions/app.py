@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import celery
@@ -129,6 +130,22 @@ def loses_the_answer_plainly(effects: Effects, job: onejob.RunningJob, key: str)
         pass
 
 
+async def coroutine_body(effects: Effects, job: onejob.RunningJob, key: str, how: str) -> Any:
+    """Complete the job in a transaction of psycopg, as `how` says."""
+    connect = partial(psycopg.AsyncConnection.connect, effects.url)
+    if how == "forgets to commit":
+        connection = await connect()
+        await connection.execute(effects.insert(key).encode())
+        await job.acomplete_in(connection, "never")
+        return None
+    async with job.atransaction(connect) as connection:
+        await connection.execute(effects.insert(key).encode())
+        await job.acomplete_in(connection, f"result of {key}")
+    if how == "raises afterwards":
+        raise LookupError(key)
+    return "not looked at"
+
+
 def build(config: dict[str, Any]) -> celery.Celery:
     app = celery.Celery("transactions", changes=config)
     read_intervals(app, config)
@@ -141,12 +158,16 @@ def build(config: dict[str, Any]) -> celery.Celery:
         effects.mark(key, "noted")
         return [key, value]
 
+    async def coroutine(key: str, how: str = "commits") -> Any:
+        return await coroutine_body(effects, onejob.current_job(), key, how)
+
     options: dict[str, Any] = {"shared": False, "base": onejob.Task, "unique_on": ["key"]}
     retrying = {"autoretry_for": (Exception,), "max_retries": 2, "default_retry_delay": 0}
     define: Any = app.task  # the published types know no task that a base class gives options
     define(effect, name="effect", **options)
     define(effect, name="retrying", **retrying, **options)
     define(note, name="note", **options)
+    define(coroutine, name="coroutine", **options)
     for name, conflict_policy in {"newest": "replace", "again": "run_again", "strict": "raise"}.items():
         define(effect, name=name, on_duplicate=conflict_policy, **options)
     define(effect, name="effect_alone", limits=[onejob.Limit(name="database", running=1)], **options)

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from decimal import Decimal
+from functools import partial
+from inspect import isawaitable, iscoroutine
 from math import inf
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar, cast, overload
 from uuid import UUID, uuid5
 
+from onejob.celery.async_calls import run_async
+from onejob.celery.async_sessions import (
+    AsyncSession,
+    AsyncTransaction,
+    Engine,
+    checked_transaction_of,
+    opened,
+)
 from onejob.celery.messages.payload import loads
 from onejob.celery.messages.typed import Codec, convert_result, result_codec
 from onejob.celery.run import Run, current_run
@@ -22,6 +32,7 @@ from onejob.observability import tracing
 P = ParamSpec("P")
 T = TypeVar("T")
 S = TypeVar("S")
+Own = TypeVar("Own", bound=AsyncSession)
 EFFECTS = UUID("6f1f2d0c-6c5b-4c55-9f0e-0d2f1a3c7e55")
 """The UUID namespace of effect keys. It must never change."""
 STAGE_LIMIT = 500
@@ -34,7 +45,13 @@ def current_job() -> RunningJob:
 
 
 class RunningJob:
-    """The running job, as its body sees it. Safe to use from the body's thread only."""
+    """The running job, as its body sees it.
+
+    A method whose name begins with an `a` is for the coroutine of an `async def` body, and for the tasks and task
+    groups in it: it does the same as the method without the `a`, and the event loop goes on meanwhile.
+
+    Safe to use from the body's thread, and from the threads that a coroutine of the body awaits.
+    """
 
     __slots__ = ("_run",)
 
@@ -124,13 +141,13 @@ class RunningJob:
         as an object. Raises what `fn` raises, `InvalidPayloadError` for a value that cannot be stored, and the signals
         of `progress`.
         """
-        check_name("the name of a step", name)
-        stored, codec, what = self._run.find_step(name), result_codec(fn), f"the value of step {name!r}"
-        with tracing.tracer.step(name, memoised=stored is not None):
-            if stored is None:
+        step = _Step(self._run, name, fn)
+        step.find()
+        with step.traced():
+            if not step.is_kept:
                 self._run.raise_if_interrupted()
-                stored = self._run.keep_step(name, convert_result(Codec.dump, codec, fn(*args, **kwargs), what))
-        return cast("T", convert_result(Codec.build, codec, loads(stored), what))
+                step.keep(fn(*args, **kwargs))
+        return cast("T", step.value)
 
     def effect_key(self, name: str) -> str:
         """Return an idempotency key for an effect on a third party: the same in every attempt of this job.
@@ -141,6 +158,51 @@ class RunningJob:
         """
         check_name("the name of an effect", name)
         return f"onejob-{uuid5(EFFECTS, f'{len(self.id)}:{self.id}:{name}')}"
+
+    # --- the same for coroutines --------------------------------------------------------------------------------------
+
+    async def acanceled(self) -> bool:
+        """Return whether this run was canceled, or is no longer the job's run, like `canceled`."""
+        return await self._call(lambda: self.canceled)
+
+    async def aprogress(self, done: float, total: float | None = None, stage: str = "") -> None:
+        """Report the progress of the job like `progress`."""
+        await self._call(partial(self.progress, done, total, stage))
+
+    async def acost(self, /, **amounts: int | str | Decimal) -> None:
+        """Add amounts to the costs of the job like `cost`."""
+        async with self._run.cost_lock:
+            await self._call(partial(self.cost, **amounts))
+
+    async def aspent(self, limit: str, /, **amount: float) -> None:
+        """Correct the weight of the job for the rate of one of its limits like `spent`."""
+        await self._call(partial(self.spent, limit, **amount))
+
+    @overload
+    async def astep(self, name: str, fn: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+    @overload
+    async def astep(self, name: str, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+    async def astep(self, name: str, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Return the awaited `fn(*args, **kwargs)`, computed once per job, like `step`.
+
+        `fn` is a coroutine function, or returns an awaitable. A function that returns a value runs in the event loop:
+        `astep("name", asyncio.to_thread, fn)` calls one that blocks. Steps of distinct names may be computed at once,
+        by `asyncio.gather` or in a `TaskGroup`. Raises as `step`, and `InvalidArgumentsError` while another coroutine
+        of the body computes a step of this name.
+        """
+        step = _Step(self._run, name, fn)
+        with self._run.computing(name):
+            await self._call(step.find)
+            with step.traced():
+                if not step.is_kept:
+                    await self._call(self._run.raise_if_interrupted)
+                    value = fn(*args, **kwargs)
+                    await self._call(partial(step.keep, await value if isawaitable(value) else value))
+        return step.value
+
+    async def _call(self, operation: Callable[[], T]) -> T:
+        """Return the result of an operation that waits for the store."""
+        return await run_async(operation, self._run.store)
 
     # --- completing in a transaction of the user --------------------------------------------------------------------
 
@@ -183,6 +245,96 @@ class RunningJob:
         finally:
             with suppress(Exception):
                 session.close()
+
+    async def acomplete_in(self, session: object, result: object = None) -> None:
+        """Complete the job in the transaction of an asynchronous session, which the caller commits.
+
+        As `complete_in`, for an `AsyncSession` or `AsyncConnection` of SQLAlchemy, a `psycopg.AsyncConnection`, or a
+        connection of asyncpg in a transaction. Raises as `complete_in`, and `ConfigurationError` for another session.
+        """
+        await self._complete_in(checked_transaction_of(session), result)
+
+    @overload
+    def atransaction(self, source: Engine[S], /) -> AbstractAsyncContextManager[S]: ...
+    @overload
+    def atransaction(self, source: Own, /) -> AbstractAsyncContextManager[Own]: ...
+    @overload
+    def atransaction(self, source: Callable[[], Awaitable[S]], /) -> AbstractAsyncContextManager[S]: ...
+    @overload
+    def atransaction(
+        self, source: Callable[[], AbstractAsyncContextManager[S]], /
+    ) -> AbstractAsyncContextManager[S]: ...
+    @overload
+    def atransaction(self, source: Callable[[], S], /) -> AbstractAsyncContextManager[S]: ...
+    def atransaction(self, source: Any, /) -> AbstractAsyncContextManager[Any]:
+        """Open an asynchronous session, and complete the job in it, like `transaction`.
+
+        `source`: an `async_sessionmaker` or an `AsyncEngine` of SQLAlchemy, a function that returns a connection of
+        psycopg or asyncpg, an awaitable of one, or a context manager (`pool.connection`, `pool.acquire`). An open
+        session is committed or rolled back as well, and stays open. Raises as `transaction`, and `ConfigurationError`
+        for a session that is not asynchronous, and for Django's connection, whose transactions need a thread.
+        """
+        return self._transaction(source)
+
+    @asynccontextmanager
+    async def _transaction(self, source: Any) -> AsyncIterator[Any]:
+        async with opened(source) as transaction:
+            try:
+                yield transaction.session
+                if not self._completions(transaction):
+                    await self._complete_in(transaction, None)
+            except BaseException:
+                for each in self._completions(transaction):
+                    self._run.sessions.remove(each)  # it was certainly not committed
+                with suppress(Exception):
+                    await transaction.rollback()
+                raise
+            await transaction.commit()
+
+    async def _complete_in(self, transaction: AsyncTransaction, result: object) -> None:
+        await transaction.call(lambda session: self._run.complete_in(session, result, owner=transaction))
+
+    def _completions(self, transaction: AsyncTransaction) -> list[Any]:
+        """Return the sessions in which the body has completed the job that are the session of a transaction."""
+        found = [each for each in self._run.sessions if isinstance(each, AsyncTransaction)]
+        return [each for each in found if each.session is transaction.session]
+
+
+class _Step:
+    """A step of a body. Raises `InvalidArgumentsError` for a name that no step can have."""
+
+    def __init__(self, run: Run, name: str, fn: Callable[..., object]) -> None:
+        check_name("the name of a step", name)
+        self._run = run
+        self._name = name
+        self._codec = result_codec(fn)
+        self._what = f"the value of step {name!r}"
+        self._stored: str | None = None
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the value is in the ledger."""
+        return self._stored is not None
+
+    @property
+    def value(self) -> Any:
+        """The kept value."""
+        return convert_result(Codec.build, self._codec, loads(self._stored or "null"), self._what)
+
+    def find(self) -> None:
+        """Look for a value that an earlier attempt has kept."""
+        self._stored = self._run.find_step(self._name)
+
+    def traced(self) -> Any:
+        """Return the span of the step as a context manager."""
+        return tracing.tracer.step(self._name, memoised=self.is_kept)
+
+    def keep(self, value: object) -> None:
+        """Keep the value. Raises `InvalidPayloadError`, and as `report`."""
+        if iscoroutine(value):
+            value.close()
+            raise InvalidArgumentsError(f"step {self._name!r} computes a coroutine: await job.astep(...) instead")
+        self._stored = self._run.keep_step(self._name, convert_result(Codec.dump, self._codec, value, self._what))
 
 
 def _is_amount(value: object) -> bool:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from functools import cached_property, partial
+from functools import partial
+from inspect import iscoroutinefunction
 from typing import Any, TypeVar
 
 from celery.result import ResultBase
@@ -20,6 +22,7 @@ from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Cancel, IdentityHold, JobRow
 from onejob.jobs.text_limits import TextLimits
 from onejob.ledger.ledger import Ledger
+from onejob.stores.protocol import Store
 from onejob.transactions.sessions import transaction_of
 
 T = TypeVar("T")
@@ -59,7 +62,10 @@ def set_current_run(run: Run) -> Iterator[Run]:
 
 
 class Run:
-    """A run of a job in this worker, whose body gets a `RunningJob`. Safe to use from the body's thread only."""
+    """A run of a job in this worker, whose body gets a `RunningJob`.
+
+    Safe to use from the body's thread, from the coroutines of its event loop, and from the threads that these await.
+    """
 
     def __init__(
         self, job: JobRow, ledger: Ledger, limits: TextLimits, hold: IdentityHold | None = None,
@@ -75,6 +81,14 @@ class Run:
         """Whether the body is replacing itself by another signature (`Task.replace`)."""
         self.sessions: list[Any] = []
         """The sessions in which the body has completed the job: one session, unless a transaction was repeated."""
+        self._lock = threading.Lock()
+        """Held to set what threads and coroutines of the body share, never during a request."""
+        self._steps: dict[str, str] | None = None
+        """The values of the steps as JSON, once they have been read."""
+        self._computing: set[str] = set()
+        """The names of the steps that coroutines compute."""
+        self.cost_lock = asyncio.Lock()
+        """Held by the coroutine that adds costs: writes at once would be repeated."""
         self._captures_logging = captures_logging
         self._log: RunLogWriter | None = None
         self._typed = typed
@@ -86,6 +100,11 @@ class Run:
     def id(self) -> str:
         """The job's id."""
         return self.job.id
+
+    @property
+    def store(self) -> Store:
+        """The store of the ledger."""
+        return self._ledger.store
 
     @property
     def is_canceled(self) -> bool:
@@ -133,26 +152,44 @@ class Run:
 
     def find_step(self, name: str) -> str | None:
         """Return the value that a step has kept, as JSON; None without one."""
-        return self._steps.get(name)
+        return self._known_steps().get(name)
 
     def keep_step(self, name: str, value: object) -> str:
         """Keep the value of a step, and return it as JSON. Raises `InvalidPayloadError`, and as `report`."""
         text = dumps(value, f"the value of step {name!r}", self._limits)
-        kept = self._steps[name] = self._ledger.keep_step(self.job, name, text)
+        kept = self._ledger.keep_step(self.job, name, text)
+        self._known_steps()[name] = kept
         return kept
 
-    @cached_property
-    def _steps(self) -> dict[str, str]:
-        return dict(self._ledger.steps(self.job))
+    def _known_steps(self) -> dict[str, str]:
+        if self._steps is None:
+            found = dict(self._ledger.steps(self.job))
+            with self._lock:  # all who have read the steps at once go on with one of the answers
+                self._steps = found if self._steps is None else self._steps
+        return self._steps
+
+    @contextmanager
+    def computing(self, name: str) -> Iterator[None]:
+        """Compute a step in a coroutine. Raises `InvalidArgumentsError` while another one computes that step."""
+        if name in self._computing:
+            raise errors.InvalidArgumentsError(
+                f"step {name!r} is being computed by another coroutine of this body: give each step a name of its own"
+            )
+        self._computing.add(name)
+        try:
+            yield
+        finally:
+            self._computing.discard(name)
 
     # --- the log ------------------------------------------------------------------------------------------------------
 
     @property
     def log(self) -> RunLogWriter:
         """The log of this run, which the ledger keeps."""
-        if self._log is None:
-            self._log = RunLogWriter(partial(self._ledger.keep_run_log, self.job))
-        return self._log
+        with self._lock:
+            if self._log is None:
+                self._log = RunLogWriter(partial(self._ledger.keep_run_log, self.job))
+            return self._log
 
     def call(self, body: Callable[[], T]) -> T:
         """Call the body, and write the end of its log to the ledger, whatever the body raises."""
@@ -174,8 +211,11 @@ class Run:
         text = dumps(result, "the result", self._limits)
         self._ledger.complete(self.job, text, hold=self._hold, request_id=request_id)
 
-    def complete_in(self, session: object, result: object) -> None:
-        """Complete the job in the transaction of a session. Raises as `RunningJob.complete_in`."""
+    def complete_in(self, session: object, result: object, *, owner: object = None) -> None:
+        """Complete the job in the transaction of a session. Raises as `RunningJob.complete_in`.
+
+        `owner` rolls the transaction back, if it is not the session.
+        """
         value = result if self._typed is None else self._typed.dump_result(result)
         text = dumps(value, "the result", self._limits)
         transaction = transaction_of(session)
@@ -188,7 +228,7 @@ class Run:
             if self.sessions and error.state == State.COMPLETED and self.find_committed() is None:
                 raise errors.OneJobError("complete_in was called twice in one transaction: a job ends once") from None
             raise errors.LeaseLost(self.id) from None
-        self.sessions.append(session)
+        self.sessions.append(session if owner is None else owner)
 
     @property
     def completes_in_transaction(self) -> bool:
@@ -205,5 +245,14 @@ class Run:
     def rollback_sessions(self) -> None:
         """Roll back the transactions that the body has left open, which lock the job's row."""
         for session in self.sessions:
+            if iscoroutinefunction(session.rollback):  # `arollback_sessions` has been awaited in the body's event loop
+                continue
             with suppress(Exception):
                 session.rollback()
+
+    async def arollback_sessions(self) -> None:
+        """Roll back the transactions of asynchronous sessions that the body has left open."""
+        for session in self.sessions:
+            if iscoroutinefunction(session.rollback):
+                with suppress(Exception):
+                    await session.rollback()

@@ -33,7 +33,7 @@ async def call_in_bridge(function: Callable[[], T]) -> T:
         try:
             value = await found
         except BaseException as error:  # noqa: BLE001 - it is raised where the function waits
-            found = bridge.throw(error)
+            found = bridge.throw(type(error), error, error.__traceback__)
         else:
             found = bridge.switch(value)
     return cast("T", found)

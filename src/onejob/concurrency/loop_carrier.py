@@ -6,12 +6,14 @@ import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from onejob.concurrency.batching import MAX_BATCHES, or_error
-from onejob.concurrency.greenlets import is_bridged, wait_for
+from onejob.concurrency.greenlets import call_in_bridge, is_bridged, wait_for
+from onejob.stores.carrier import carried
 from onejob.stores.protocol import BATCH_LIMIT
 
+T = TypeVar("T")
 Process: TypeAlias = Callable[[Sequence[Any]], Sequence[Any]]
 """Carries out several requests, and returns the result of each, which may be an exception, in their order."""
 
@@ -24,6 +26,14 @@ class LoopCarrier:
         self._lines: dict[Process, Line] = {}
 
     is_usable = staticmethod(is_bridged)
+
+    def is_of_running_loop(self) -> bool:
+        """Return whether the caller is a coroutine of this loop."""
+        return asyncio._get_running_loop() is self._loop  # noqa: SLF001 - documented for this
+
+    async def call(self, operation: Callable[[], T]) -> T:
+        """Call an operation for a coroutine, as `Carrier.call` says."""
+        return await call_in_bridge(partial(carried, operation))
 
     def carry(self, process: Process, request: Any) -> Any:
         """Carry a request, as `Carrier.carry` says."""

@@ -20,6 +20,12 @@ class Carrier(Protocol):
     def is_usable(self) -> bool:
         """Return whether the caller can wait for a request without blocking its thread."""
 
+    def is_of_running_loop(self) -> bool:
+        """Return whether the caller, a coroutine, can await `call`."""
+
+    async def call(self, operation: Callable[[], T]) -> T:
+        """Return the result of an operation for a coroutine; the requests of the operation are carried."""
+
     def carry(self, process: Callable[[Sequence[Any]], Sequence[Any]], request: Any) -> Any:
         """Return the result of a request, or raise the exception that is its result.
 
@@ -40,6 +46,13 @@ def can_wait() -> bool:
     """Return whether this code can wait without blocking its thread."""
     available = _available.get()
     return available is not None and available.is_usable()
+
+
+def carrier_of_coroutine(store: object) -> Carrier | None:
+    """Return the carrier whose `call` a coroutine can await for operations of a store; None: it needs a thread."""
+    available = _available.get()
+    usable = available is not None and getattr(store, "is_carried", False) and available.is_of_running_loop()
+    return available if usable else None
 
 
 def carrier() -> Carrier | None:

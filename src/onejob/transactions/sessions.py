@@ -67,6 +67,8 @@ class OpenTransaction:
 
 def transaction_of(session: object) -> OpenTransaction:
     """Return the transaction of a session or connection. Raises `ConfigurationError` for an unsupported object."""
+    if isinstance(session, OpenTransaction):
+        return session
     for library, name, adapter in _ADAPTERS:
         supported = getattr(sys.modules.get(library), name, None)
         if supported is not None and isinstance(session, supported):
@@ -76,6 +78,7 @@ def transaction_of(session: object) -> OpenTransaction:
     if any(base.__module__.startswith("sqlalchemy.ext.asyncio") for base in type(session).__mro__):
         raise ConfigurationError(
             "an asynchronous session cannot be used in a synchronous call: await task.asubmit(..., session=session), "
+            "await job.acomplete_in(session, result), "
             "or for a fence await session.run_sync(onejob.fence, job, 'name'). Of an async_scoped_session pass what a "
             "call of it returns: session=scoped()"
         )
@@ -216,21 +219,28 @@ class _Cursor(OpenTransaction):
         return self._connection.cursor()
 
 
-class _Psycopg(_Cursor):
+class PsycopgTransaction(_Cursor):
+    """A connection of psycopg."""
+
     def _cursor(self) -> Any:
+        self.check_pipeline()
         psycopg = sys.modules["psycopg"]
+        return psycopg.Cursor(self._connection, row_factory=psycopg.rows.tuple_row)
+
+    def check_pipeline(self) -> None:
+        """Raise `ConfigurationError` for a connection in pipeline mode."""
         if self._connection.pgconn.pipeline_status:
             msg = "a connection of psycopg in pipeline mode returns no rows yet: leave the pipeline first"
             raise ConfigurationError(msg)
-        return psycopg.Cursor(self._connection, row_factory=psycopg.rows.tuple_row)
 
     @property
     def autocommits(self) -> bool:
+        """Whether the connection is in autocommit mode, without an open transaction."""
         idle = self._connection.info.transaction_status == 0
         return bool(self._connection.autocommit and idle)
 
 
-class _Psycopg2(_Psycopg):
+class _Psycopg2(PsycopgTransaction):
     def _cursor(self) -> Any:
         return self._connection.cursor(cursor_factory=sys.modules["psycopg2.extensions"].cursor)
 
@@ -335,7 +345,7 @@ _ADAPTERS: tuple[tuple[str, str, Callable[[Any], OpenTransaction]], ...] = (
     ("sqlalchemy.orm", "Session", _Session),
     ("sqlalchemy.orm", "scoped_session", _Session),
     ("sqlalchemy", "Connection", _Connection),
-    ("psycopg", "Connection", _Psycopg),
+    ("psycopg", "Connection", PsycopgTransaction),
     ("psycopg2.extensions", "connection", _Psycopg2),
     ("sqlite3", "Connection", _SQLite),
 )

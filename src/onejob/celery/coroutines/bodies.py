@@ -12,6 +12,8 @@ from functools import partial, wraps
 from inspect import iscoroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from onejob.celery.local_stacks import follow_body
+from onejob.celery.run import current_run_or_none
 from onejob.errors import describe
 from onejob.stores.carrier import can_wait
 
@@ -37,9 +39,11 @@ def awaiting(task: Any, body: Callable[..., Any]) -> Callable[..., Any]:
         setattr(task, _INNER, _await_in_calls(inner))
 
     def call(*args: Any, **kwargs: Any) -> Any:
+        if inner is None:
+            return _await(body(*args, **kwargs))
         token = _is_calling.set(True)
         try:
-            return await_body(body(*args, **kwargs))
+            return body(*args, **kwargs)
         finally:
             _is_calling.reset(token)
 
@@ -52,17 +56,34 @@ def _await_in_calls(inner: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(inner)
     def run(*args: Any, **kwargs: Any) -> Any:
         value = inner(*args, **kwargs)
-        return await_body(value) if _is_calling.get() else value
+        if not _is_calling.get():
+            return value
+        _is_calling.set(False)  # the coroutine may call this task, or others
+        return _await(value)
 
     setattr(run, _AWAITS, True)
     return run
+
+
+def _await(value: Any) -> Any:
+    """Return what a body has returned; of a coroutine its result, once its open transactions are rolled back."""
+    return await_body(_ending(value)) if iscoroutine(value) else value
+
+
+async def _ending(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Return the result of a body, and end the transactions that it has left open."""
+    try:
+        return await coroutine
+    finally:
+        run = current_run_or_none()
+        if run is not None and run.sessions:
+            await run.arollback_sessions()
 
 
 def await_body(value: Any) -> Any:
     """Return a value, or if it is a coroutine its result."""
     if not iscoroutine(value):
         return value
-    _is_calling.set(False)  # the coroutine may call this task, or others
     if can_wait():
         from onejob.celery.coroutines.execution import current_execution  # imports greenlet
 
@@ -78,8 +99,9 @@ def await_body(value: Any) -> Any:
 
 def _run(coroutine: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine in the loop of this thread; an exception from outside, as of a signal handler, cancels it."""
-    loop = _loop()
-    task = loop.create_task(coroutine)
+    loop, context = _loop(), copy_context()
+    context.run(follow_body)
+    task = loop.create_task(coroutine, context=context)
     try:
         return loop.run_until_complete(task)
     except BaseException as error:

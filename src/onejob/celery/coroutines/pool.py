@@ -22,8 +22,8 @@ from onejob.celery.app_state import app_state_of
 from onejob.celery.coroutines.bodies import awaiting
 from onejob.celery.coroutines.execution import Callbacks, Execution, set_execution
 from onejob.celery.coroutines.feed import Feed, feed_of
-from onejob.celery.coroutines.local_stacks import follow_executions
 from onejob.celery.coroutines.watch import Hold, LoopWatch
+from onejob.celery.local_stacks import follow_context, set_stack_owner
 from onejob.celery.run import draining
 from onejob.celery.run_log import format_line
 from onejob.celery.worker.execute import Refusal
@@ -84,7 +84,7 @@ class TaskPool(CeleryPool):  # type: ignore[misc]
     def on_start(self) -> None:
         """Start the event loop."""
         sys.setswitchinterval(SWITCH_INTERVAL)
-        follow_executions(self.app)
+        follow_context(self.app.tasks.values())
         for task in self.app.tasks.values():
             if iscoroutinefunction(unwrap(task.run)) and not hasattr(task, "_onejob"):
                 task.run = awaiting(task, task.run)
@@ -167,7 +167,7 @@ class TaskPool(CeleryPool):  # type: ignore[misc]
         self._running.add(execution)
         execution.start_timers()
         context = Context()
-        context.run(set_execution, execution)
+        context.run(_enter, execution)
         if self._is_coroutine(execution.name):
             context.run(set_carrier, self._carrier)
             task = execution.task = self._loop.create_task(call_in_bridge(call), context=context)
@@ -243,3 +243,9 @@ class TaskPool(CeleryPool):  # type: ignore[misc]
     def _get_info(self) -> dict[str, Any]:
         info: dict[str, Any] = super()._get_info()
         return info | {"running": len(self._running), "waiting": len(self._waiting)}
+
+
+def _enter(execution: Execution) -> None:
+    """Make an execution that of this context."""
+    set_execution(execution)
+    set_stack_owner(execution)

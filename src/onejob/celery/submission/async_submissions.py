@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 from celery import Celery
 
 from onejob.celery.app_state import app_state_of
+from onejob.celery.async_sessions import AsyncTransaction, async_transaction_of
+from onejob.celery.local_stacks import follows_context
 from onejob.celery.results.async_reads import reader_of
 from onejob.celery.results.result import AsyncResult
 from onejob.celery.run import current_run_or_none
@@ -86,7 +88,7 @@ class _Pending:
     def answer(self, prepared: Prepared, admission: Admission | Exception) -> AsyncResult[Any]:
         if isinstance(admission, Admission):
             self.span.record([admission])
-        return answer(prepared, admission)
+        return self.context.run(answer, prepared, admission)
 
 
 def _submission_batcher(app: Celery) -> Batcher[_Pending, AsyncResult[Any]]:
@@ -96,12 +98,13 @@ def _submission_batcher(app: Celery) -> Batcher[_Pending, AsyncResult[Any]]:
 async def submit(task: Any, args: Any, kwargs: Any, options: Mapping[str, Any], *, alone: bool) -> AsyncResult[Any]:
     """Submit a call like `apply_async`, without blocking the event loop, also if the coroutine is canceled.
 
-    Within the body of a job, `apply_async` itself is called, because Celery knows the running task by its thread.
+    Within the body of a job that is no coroutine, `apply_async` itself is called, because Celery knows the running task
+    by its thread.
     """
     if _in_body(task):
         return task.apply_async(args, kwargs, **options)  # type: ignore[no-any-return]
-    if hasattr(options.get("session"), "run_sync"):
-        return await _run_in_session(partial(task.apply_async, args, kwargs), options)
+    if (transaction := async_transaction_of(options.get("session"))) is not None:
+        return await _run_in_session(partial(task.apply_async, args, kwargs), transaction, options)
     call, batcher = _Pending(task, args, kwargs, options, alone), app_state_of(task.app).for_loop(_submission_batcher)
     if tracing.tracer is tracing.NO_TRACER or call.stands_alone():
         return await batcher.process(call)
@@ -113,18 +116,19 @@ async def submit_many(task: Any, items: Iterable[Any], options: Mapping[str, Any
     """Submit many calls like `submit_many`, without blocking the event loop; see `submit`."""
     if _in_body(task):
         return task.submit_many(items, **options)  # type: ignore[no-any-return]
-    if hasattr(options.get("session"), "run_sync"):
-        return await _run_in_session(partial(task.submit_many, items), options)
+    if (transaction := async_transaction_of(options.get("session"))) is not None:
+        return await _run_in_session(partial(task.submit_many, items), transaction, options)
     return await reader_of(task.app).run(partial(task.submit_many, items, **options))
 
 
 def _in_body(task: Any) -> bool:
+    """Return whether this code is in the body of a task which Celery would not know in another thread."""
+    if follows_context():
+        return False
     return current_run_or_none() is not None or task.app.current_worker_task is not None
 
 
-async def _run_in_session(function: Callable[..., T], options: Mapping[str, Any]) -> T:
+async def _run_in_session(function: Callable[..., T], transaction: AsyncTransaction, options: Mapping[str, Any]) -> T:
     """Call a function with the synchronous side of an asynchronous session, whose driver does not block."""
-    session: Any = options["session"]
     others = {name: value for name, value in options.items() if name != "session"}
-    result: T = await session.run_sync(lambda sync: function(session=sync, **others))
-    return result
+    return await transaction.call(lambda sync: function(session=sync, **others))
