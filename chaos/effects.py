@@ -7,6 +7,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import BigInteger, Column, Engine, Integer, MetaData, Table, create_engine, event, insert, select
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import sessionmaker
 from sqlalchemy.pool import NullPool
 
@@ -36,6 +37,12 @@ def engine_of(url: str, **connect_args: Any) -> Engine:
 def sessions_of(url: str) -> sessionmaker[Session]:
     """Return what opens sessions on a database."""
     return sessionmaker(engine_of(url))
+
+
+@cache
+def async_sessions_of(url: str) -> async_sessionmaker[AsyncSession]:
+    """Return what opens sessions of coroutines on a database, each with a connection of its own."""
+    return async_sessionmaker(create_async_engine(url, poolclass=NullPool))
 
 
 def create(url: str) -> None:

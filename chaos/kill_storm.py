@@ -6,7 +6,9 @@ the last act of a body, outside the ledger: a worker killed between the effect a
 which `applied_twice` counts.
 
     python -m chaos.kill_storm --jobs 1500 --kills 20 --store postgresql
+    python -m chaos.kill_storm --pool onejob --concurrency 50 --store redis
 
+With `--pool onejob` the bodies are coroutines.
 With `--pauses` the task is paused and resumed so often meanwhile, and no run may start within a pause, from one second
 after its beginning on.
 
@@ -58,6 +60,7 @@ class Storm:
     period: float
     broker: str
     pauses: int
+    pool: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +98,13 @@ def run(storm: Storm) -> Count:
     with start_testbed(storm.store) as testbed:
         environment = testbed.environment(lease=storm.lease, broker=testbed.broker_url(storm.broker))
         os.environ.update(environment)
-        from chaos.storm_app import apply_apart, apply_together
+        from chaos import storm_app
 
-        task = apply_together if storm.store == "postgresql" else apply_apart
+        verb = "await" if storm.pool == "onejob" else "apply"
+        task = getattr(storm_app, f"{verb}_{'together' if storm.store == 'postgresql' else 'apart'}")
         ledger = testbed.ledger()
         options = {"count": storm.workers, "concurrency": storm.concurrency}
-        with Workers("chaos.storm_app", environment, testbed.folder, **options) as workers:
+        with Workers("chaos.storm_app", environment, testbed.folder, storm.pool, **options) as workers:
             pauses: list[tuple[float, float]] = []
             outcomes = _drive(storm, workers, task, pauses)
             await_rest(ledger, 60 + 8 * storm.lease)
@@ -194,6 +198,7 @@ def main() -> int:
     options.add_argument("--store", choices=STORES, default="sqlite")
     add_broker(options)
     options.add_argument("--period", type=float, default=3.0, help="seconds between kills")
+    options.add_argument("--pool", default="prefork", help="the pool of the workers")
     options.add_argument("--pauses", type=int, default=0, help="how often the task is paused")
     return report(Storm(**vars(options.parse_args())), run)
 

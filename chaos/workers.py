@@ -23,8 +23,12 @@ if TYPE_CHECKING:
 class Workers:
     """Some workers of one app; leaving a `with` block kills them. Use it from the main thread only."""
 
-    def __init__(self, app: str, environment: Mapping[str, str], folder: Path, *, count: int, concurrency: int) -> None:
+    def __init__(
+        self, app: str, environment: Mapping[str, str], folder: Path, pool: str = "prefork", *, count: int,
+        concurrency: int,
+    ) -> None:  # fmt: skip
         self._app = app
+        self._pool = pool
         ours = {name: value for name, value in environment.items() if name.startswith(("CHAOS_", "PYTHONPATH"))}
         self._variables = [f"{name}={value}" for name, value in ours.items()]
         self._folder = folder
@@ -81,6 +85,7 @@ class Workers:
     def _start(self, index: int) -> Daemon:
         name = f"chaos{index}-{time.monotonic_ns()}@localhost"
         options = ["-l", "WARNING", "-n", name, "-c", str(self._concurrency), "--without-gossip", "--without-mingle"]
+        options += ["-P", self._pool]
         celery = [sys.executable, "-m", "celery", "-A", self._app, "worker", *options]
         command = ["env", *self._variables, *celery]
         return Daemon(command, log=self._folder / f"worker{index}.log", cwd=ROOT)

@@ -66,7 +66,7 @@ def _await_in_calls(inner: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _await(value: Any) -> Any:
-    """Return what a body has returned; of a coroutine its result, once its open transactions are rolled back."""
+    """Return the value of a body, or the result of its coroutine, once the open transactions are rolled back."""
     return await_body(_ending(value)) if iscoroutine(value) else value
 
 
