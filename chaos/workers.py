@@ -24,7 +24,7 @@ class Workers:
     """Some workers of one app; leaving a `with` block kills them. Use it from the main thread only."""
 
     def __init__(
-        self, app: str, environment: Mapping[str, str], folder: Path, pool: str = "prefork", *, count: int,
+        self, app: str, environment: Mapping[str, str], folder: Path, pool: str = "prefork", /, *, count: int,
         concurrency: int,
     ) -> None:  # fmt: skip
         self._app = app

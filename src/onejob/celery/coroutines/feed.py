@@ -24,7 +24,7 @@ from kombu.serialization import prepare_accept_content
 from onejob.celery.app_state import AppState, app_state_of
 from onejob.celery.messages.payload import MARK
 from onejob.celery.run import draining
-from onejob.celery.slots import capacity_of
+from onejob.celery.slots import MAX_LIMITED, capacity_of
 from onejob.celery.transport.connection import Waker
 from onejob.celery.transport.job_delivery import JobMessages
 from onejob.celery.worker.request import LedgerMessage
@@ -107,9 +107,14 @@ class Feed(ABC):
             pass
 
     def _free(self) -> int:
-        """Return how many more jobs this worker can begin; an autoscaler adds places for those that wait in it."""
-        received: int = len(worker_state.reserved_requests)
-        return capacity_of(self._worker) - received
+        """Return how many more jobs this worker can begin; an autoscaler adds places for those that wait in it.
+
+        Some jobs that wait for their rate limits take no place, as in every pool.
+        """
+        capacity, received = capacity_of(self._worker), len(worker_state.reserved_requests)
+        buckets = getattr(self._worker.consumer, "task_buckets", {})
+        limited = sum(len(each.contents) for each in [*buckets.values()] if each)
+        return capacity - received - (limited if limited > MAX_LIMITED * capacity else 0)
 
     def _queues(self) -> Sequence[str]:
         """Return the queues that the worker consumes; none while it is not connected."""
