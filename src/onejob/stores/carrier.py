@@ -9,9 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 T = TypeVar("T")
+Result = TypeVar("Result")
+
+
+class Pending(Generic[Result]):
+    """A result that may take long: `compute` is called in a thread of its own and does not delay its batch."""
+
+    def __init__(self, compute: Callable[[], Result | Exception]) -> None:
+        self.compute = compute
 
 
 class Carrier(Protocol):
@@ -23,7 +31,8 @@ class Carrier(Protocol):
     def carry(self, process: Callable[[Sequence[Any]], Sequence[Any]], request: Any) -> Any:
         """Return the result of a request, or raise the exception that is its result.
 
-        `process` is called in another thread with several requests of callers, and returns the result of each, in order.
+        `process` is called in another thread with several requests of callers, and returns the result of each, in
+        order. An exception is raised in its caller, and a `Pending` is computed apart from the others.
         """
 
     def sleep(self, seconds: float) -> None:
@@ -43,7 +52,7 @@ def can_wait() -> bool:
 
 
 def carrier() -> Carrier | None:
-    """Return what carries the requests of this code; None: it blocks its thread."""
+    """Return the carrier of the requests of this code; None: it blocks its thread."""
     return _used.get()
 
 
