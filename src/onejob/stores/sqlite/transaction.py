@@ -6,11 +6,12 @@ import re
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
-from functools import cache
+from contextlib import suppress
+from functools import cache, partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from onejob.errors import ConfigurationError, StoreError
+from onejob.errors import ConfigurationError, StoreBusyError, StoreError
 from onejob.jobs.history import claim_detail
 from onejob.jobs.model import Applied, JobRow
 from onejob.stores.schema import LedgerSchema, check_version
@@ -127,6 +128,67 @@ def run_alone(
         # Without the lock, since whoever has locked the file may be a thread of this process that reads the ledger.
         time.sleep(pause)
         pause = min(2 * pause, RETRY_SECONDS[1])
+
+
+# --- the operations of several callers --------------------------------------------------------------------------------
+
+
+class Request(NamedTuple):
+    """An operation of one caller, and how its transaction begins: as for `run_alone`."""
+
+    begin: str
+    operation: Callable[[Transaction], Any]
+
+
+def run_together(shared: ForkSafeConnection, clock: Callable[[], float], requests: Sequence[Request]) -> list[Any]:
+    """Run operations of several callers as one transaction; return the value of each, or its error.
+
+    If the transaction fails, each is run alone: a full disk may have room for some. But not if another process has the
+    file locked, since each would wait as long.
+    """
+    if len(requests) > 1:
+        with suppress(StoreError):
+            try:
+                return run_alone(
+                    shared, clock, "immediate", lambda tx: [_run_one(shared, tx, clock, one) for one in requests]
+                )
+            except StoreBusyError as error:
+                return [error] * len(requests)
+    return [_or_error(partial(run_alone, shared, clock, *request)) for request in requests]
+
+
+def _run_one(shared: ForkSafeConnection, tx: Transaction, clock: Callable[[], float], request: Request) -> Any:
+    """Run one of several operations, at a time of its own; return its value, or its error if it leaves the others.
+
+    Only an operation of several statements needs a savepoint: SQLite undoes a statement that fails.
+    """
+    if request.begin != "immediate":
+        return _run_or_error(shared, request, Transaction(tx.execute, clock()))
+    tx.execute("savepoint one")
+    found = _run_or_error(shared, request, Transaction(tx.execute, clock()))
+    if isinstance(found, Exception):
+        tx.execute("rollback to savepoint one")
+    tx.execute("release savepoint one")
+    return found
+
+
+def _run_or_error(shared: ForkSafeConnection, request: Request, tx: Transaction) -> Any:
+    try:
+        return request.operation(tx)
+    except _ERRORS as error:
+        is_over = shared.connection is None or not shared.connection.in_transaction
+        if is_over or rule_of(error).repeats:  # some errors have rolled everything back
+            raise
+        return translate(error, shared.path)
+    except Exception as error:  # noqa: BLE001 - it is raised in its caller
+        return error
+
+
+def _or_error(function: Callable[[], T]) -> T | Exception:
+    try:
+        return function()
+    except Exception as error:  # noqa: BLE001 - as above
+        return error
 
 
 # --- in a user's transaction ----------------------------------------------------------------------------------------
