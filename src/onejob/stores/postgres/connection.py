@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import cache, partial
-from itertools import chain, cycle
+from itertools import chain, cycle, groupby
+from operator import itemgetter
 from typing import Any, NamedTuple, TypeVar, cast
 from urllib.parse import quote
 
@@ -129,6 +130,10 @@ class Sending(psycopg.Pipeline):
 
         self.command_queue.append(write_all)  # into the buffer of libpq
         yield from super()._communicate_gen()
+
+    def _fetch_gen(self, *, flush: bool) -> PQGen[None]:
+        if self.is_complete:
+            yield from super()._fetch_gen(flush=flush)
 
 
 class PoolTimeout(psycopg.OperationalError):
@@ -373,7 +378,7 @@ def _execute(connection: Connection, statements: Sequence[Statement]) -> list[Ro
     try:
         with connection.pipeline():  # an implicit transaction, up to its end
             try:
-                cursors = [connection.execute(*_positional(*statement)) for statement in statements]
+                cursors = [_send(connection, [*equal]) for _, equal in groupby(statements, itemgetter(0))]
             except BaseException as error:
                 if getattr(error, "sqlstate", None) is None:  # ours: the pipeline would commit what came before
                     connection.close()
@@ -383,19 +388,43 @@ def _execute(connection: Connection, statements: Sequence[Statement]) -> list[Ro
     except psycopg.Error:
         connection.close()  # psycopg's cache has prepared statements that the server skipped after the error
         raise
-    return [_fetch_rows(cursor, text) for cursor, (text, _) in zip(cursors, statements, strict=True)]
+    results = chain.from_iterable(cursor.results() for cursor in cursors)
+    return [_fetch_rows(cursor, text) for cursor, (text, _) in zip(results, statements, strict=True)]
+
+
+def _send(connection: Connection, statements: Sequence[Statement]) -> psycopg.Cursor[Any]:
+    """Send statements with the same text, and return the cursor of their results: psycopg converts the text once."""
+    if len(statements) == 1:
+        return connection.execute(*_positional(*statements[0]))
+    given = [_positional(*statement) for statement in statements]
+    cursor = connection.cursor()
+    cursor.executemany(given[0][0], [values for _, values in given], returning=True)
+    return cursor
 
 
 def _positional(text: str, values: Mapping[str, Any]) -> tuple[str, list[Any]]:
-    query, names = _number_parameters(text)
-    return query, [values[name] for name in names]
+    query, names, states_at = _number_parameters(text)
+    given = [values[name] for name in names]
+    if states_at is not None:
+        given[states_at] = _array_of(tuple(given[states_at]))
+    return query, given
 
 
 @cache
-def _number_parameters(text: str) -> tuple[str, tuple[str, ...]]:
-    """Return a statement with parameters as `$1`, and their names. psycopg parses other placeholders on every call."""
+def _number_parameters(text: str) -> tuple[str, tuple[str, ...], int | None]:
+    """Return a statement with parameters as `$1`, their names, and the index of the states, if it has them.
+
+    psycopg parses other placeholders on every call.
+    """
     names = tuple(dict.fromkeys(_PARAMETER.findall(text)))
-    return _PARAMETER.sub(lambda name: f"${names.index(name[1]) + 1}", text), names
+    numbered = _PARAMETER.sub(lambda name: f"${names.index(name[1]) + 1}", text)
+    return numbered, names, names.index("sources") if "sources" in names else None
+
+
+@cache
+def _array_of(states: tuple[str, ...]) -> str:
+    """Return PostgreSQL's literal for an array of states: for lists psycopg takes longer than for all other values."""
+    return f"{{{','.join(states)}}}"
 
 
 _columns: dict[str, list[str]] = {}
