@@ -20,7 +20,7 @@ from onejob.jobs.model import Applied, JobRow
 from onejob.stores.carrier import carried, set_carrier
 from onejob.stores.postgres import PostgresStore, connection, statements
 from onejob.stores.protocol import Store
-from onejob.stores.sqlite import SQLiteStore
+from onejob.stores.sqlite import SQLiteStore, transaction
 from tests.services import PostgresServer, eventually
 from tests.stores.carriers import Gathering
 from tests.stores.races import together
@@ -174,8 +174,9 @@ def test_a_failed_sqlite_operation_undoes_its_own_writes(tmp_path: Path, how: st
         assert accepted(store.apply(change(runs[3], Transition.COMPLETE, wake_after=1.0))).state is State.COMPLETED
 
 
-def test_a_locked_sqlite_file_is_waited_for_once(tmp_path: Path) -> None:
+def test_a_locked_sqlite_file_is_waited_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Operations that go together to a file which another process has locked are refused together, and work later."""
+    monkeypatch.setattr(transaction, "SHARED_LIMIT", 3)
     with closing(SQLiteStore(tmp_path / "ledger.db", busy_timeout=0.01)) as store:
         for job_id in IDS:
             submit(store, job_id)
@@ -184,7 +185,8 @@ def test_a_locked_sqlite_file_is_waited_for_once(tmp_path: Path) -> None:
             answers = Gathering().call(*claims_of(store))
             assert len({id(each) for each in answers if isinstance(each, StoreBusyError)}) == 1
             user.execute("rollback")
-        assert all(accepted(each) for each in Gathering().call(*claims_of(store)) if isinstance(each, Applied))
+        answers = Gathering().call(*claims_of(store))
+        assert [accepted(each).id for each in answers if isinstance(each, Applied)] == [*IDS]
 
 
 # --- PostgreSQL -------------------------------------------------------------------------------------------------------
@@ -239,6 +241,19 @@ def test_a_lost_acknowledgement_repeats_nothing(postgres: PostgresStore, monkeyp
     assert not lost
     assert all(isinstance(each, Applied) and each.applied for each in ended)
     assert [events(postgres, job_id) for job_id in IDS] == [["submit", "claim", "complete"]] * len(IDS)
+
+
+def test_a_pooled_session_is_shared_too(postgres: PostgresStore, postgres_server: PostgresServer) -> None:
+    """With `?pooler=transaction`, whose settings precede each transaction, what goes together has its own answers."""
+    url = f"{postgres_server.url}?pooler=transaction"
+    with closing(PostgresStore(url, schema=postgres._sql.schema)) as pooled:
+        gathering = Gathering()
+        runs = [accepted(each) for each in gathering.call(*claims_of(pooled)) if isinstance(each, Applied)]
+        assert [job.id for job in runs] == [*IDS]
+        assert [accepted(each).id for each in gathering.call(*ends_of(pooled, runs)) if isinstance(each, Applied)] == [
+            *IDS
+        ]
+        assert gathering.sizes == [len(IDS)] * 2
 
 
 def test_a_killed_session_is_replaced(postgres: PostgresStore, postgres_server: PostgresServer) -> None:

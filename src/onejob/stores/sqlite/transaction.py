@@ -6,7 +6,6 @@ import re
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -35,6 +34,9 @@ _ERRORS = (sqlite3.Error, UnicodeEncodeError)
 """The exceptions of the driver; it raises `UnicodeEncodeError` for a text with a lone surrogate."""
 RETRY_SECONDS = (0.001, 0.05)
 """Seconds before an operation that found the file locked is tried again: at first, and at most."""
+SHARED_LIMIT = 32
+"""How many operations share a transaction at most: it keeps the file locked while other threads of this process hold
+the GIL, for half a millisecond or more in each operation."""
 _PARAMETER = re.compile(r":(\w+)")
 
 
@@ -141,19 +143,32 @@ class Request(NamedTuple):
 
 
 def run_together(shared: ForkSafeConnection, clock: Callable[[], float], requests: Sequence[Request]) -> list[Any]:
-    """Run operations of several callers as one transaction; return the value of each, or its error.
+    """Run operations of several callers in few transactions; return the value of each, or its error.
 
-    If the transaction fails, each is run alone: a full disk may have room for some. But not if another process has the
-    file locked, since each would wait as long.
+    If another process has the file locked for too long, none of the others is tried: each would wait as long.
+    """
+    answers: list[Any] = []
+    for start in range(0, len(requests), SHARED_LIMIT):
+        try:
+            answers += _run_as_one(shared, clock, requests[start : start + SHARED_LIMIT])
+        except StoreBusyError as error:
+            return answers + [error] * (len(requests) - start)
+    return answers
+
+
+def _run_as_one(shared: ForkSafeConnection, clock: Callable[[], float], requests: Sequence[Request]) -> list[Any]:
+    """Run operations as one transaction, or if it fails each alone: a full disk may have room for some.
+
+    Raises `StoreBusyError`.
     """
     if len(requests) > 1:
-        with suppress(StoreError):
-            try:
-                return run_alone(
-                    shared, clock, "immediate", lambda tx: [_run_one(shared, tx, clock, one) for one in requests]
-                )
-            except StoreBusyError as error:
-                return [error] * len(requests)
+        try:
+            return run_alone(
+                shared, clock, "immediate", lambda tx: [_run_one(shared, tx, clock, one) for one in requests]
+            )
+        except StoreError as error:
+            if isinstance(error, StoreBusyError):
+                raise
     return [_or_error(partial(run_alone, shared, clock, *request)) for request in requests]
 
 
