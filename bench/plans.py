@@ -119,7 +119,7 @@ class Explaining:
         self._connection = connection
         self._names = {statement(name, schema): name for name in names()}
 
-    def run(self, statements: Sequence[Statement], **_: bool) -> list[Rows]:
+    def run(self, statements: Sequence[Statement], **_: object) -> list[Rows]:
         """Explain statements, run them, and return the rows of each."""
         answers = []
         for text, values in statements:

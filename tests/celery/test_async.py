@@ -23,9 +23,10 @@ import onejob
 from onejob import Outcome, State
 from onejob.celery.app_state import app_state_of
 from onejob.celery.results.async_reads import reader_of
-from onejob.concurrency.batching import MAX_BATCHES, Batcher, Pending
+from onejob.concurrency.batching import MAX_BATCHES, Batcher
 from onejob.jobs.query import Query
 from onejob.jobs.workers import Registration
+from onejob.stores.carrier import Pending
 from onejob.stores.protocol import BATCH_LIMIT
 from tests.cases import for_each
 from tests.fundamentals.shop import claimed

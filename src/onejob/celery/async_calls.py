@@ -17,13 +17,13 @@ MAX_THREADS = 32
 """How many calls at once have a thread."""
 
 
-async def run_async(operation: Callable[[], T], store: object) -> T:
-    """Return the result of an operation on a store, or raise its exception, without blocking the event loop.
+async def run_async(operation: Callable[[], T]) -> T:
+    """Return the result of an operation on the store, or raise its exception, without blocking the event loop.
 
-    In the pool onejob a store that can be carried gets the requests of all coroutines of a moment together. Otherwise
-    the operation has a thread, and the context of the coroutine.
+    In the pool onejob the store gets the requests of all coroutines of a moment together. Elsewhere the operation has a
+    thread, and the context of the coroutine.
     """
-    carrier = carrier_of_coroutine(store)
+    carrier = carrier_of_coroutine()
     return await (run_in_thread(operation) if carrier is None else carrier.call(operation))
 
 

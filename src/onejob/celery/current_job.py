@@ -202,7 +202,7 @@ class RunningJob:
 
     async def _call(self, operation: Callable[[], T]) -> T:
         """Return the result of an operation that waits for the store."""
-        return await run_async(operation, self._run.store)
+        return await run_async(operation)
 
     # --- completing in a transaction of the user --------------------------------------------------------------------
 

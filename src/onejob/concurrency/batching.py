@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 
 from celery.utils.functional import LRUCache
 
+from onejob.stores.carrier import Pending
 from onejob.stores.protocol import BATCH_LIMIT
 
 T = TypeVar("T")
@@ -42,13 +43,6 @@ class PerEventLoop(Generic[T]):
         if loop not in self._by_loop:
             self._by_loop[loop] = self._make()
         return self._by_loop[loop]
-
-
-class Pending(Generic[Result]):
-    """A result that may take long: `compute` is called in a thread of its own and does not delay its batch."""
-
-    def __init__(self, compute: Callable[[], Result | Exception]) -> None:
-        self.compute = compute
 
 
 class Batcher(Generic[Item, Result]):

@@ -8,14 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
-from onejob.concurrency.batching import MAX_BATCHES, or_error
+from onejob.concurrency.batching import MAX_BATCHES, MAX_DEFERRED, or_error
 from onejob.concurrency.greenlets import call_in_bridge, is_bridged, wait_for
-from onejob.stores.carrier import carried
+from onejob.stores.carrier import Pending, carried
 from onejob.stores.protocol import BATCH_LIMIT
 
 T = TypeVar("T")
 Process: TypeAlias = Callable[[Sequence[Any]], Sequence[Any]]
-"""Carries out several requests, and returns the result of each, which may be an exception, in their order."""
+"""Carries out several requests, and returns the result of each in their order, as `Carrier.carry` says."""
 
 
 class LoopCarrier:
@@ -62,6 +62,7 @@ class Line:
         self._waiting: list[tuple[Any, asyncio.Future[Any]]] = []
         self._under_way = 0
         self._threads = ThreadPoolExecutor(MAX_BATCHES, "onejob-carrier")
+        self._apart = ThreadPoolExecutor(MAX_DEFERRED, "onejob-apart")
 
     def add(self, request: Any) -> asyncio.Future[Any]:
         """Add a request, and return the future of its result."""
@@ -85,6 +86,16 @@ class Line:
     def _resolve(self, batch: Sequence[tuple[Any, asyncio.Future[Any]]], results: Sequence[Any]) -> None:
         self._under_way -= 1
         for (_, future), result in zip(batch, results, strict=True):
-            if not future.done():
-                future.set_result(result)
+            if isinstance(result, Pending):
+                self._apart.submit(self._compute, result, future)
+            else:
+                _set(future, result)
         self._send()
+
+    def _compute(self, pending: Pending[Any], future: asyncio.Future[Any]) -> None:
+        self._loop.call_soon_threadsafe(_set, future, or_error(pending.compute))
+
+
+def _set(future: asyncio.Future[Any], result: Any) -> None:
+    if not future.done():  # its coroutine was canceled
+        future.set_result(result)

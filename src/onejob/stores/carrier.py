@@ -9,9 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 T = TypeVar("T")
+Result = TypeVar("Result")
+
+
+class Pending(Generic[Result]):
+    """A result that may take long: `compute` is called in a thread of its own and does not delay its batch."""
+
+    def __init__(self, compute: Callable[[], Result | Exception]) -> None:
+        self.compute = compute
 
 
 class Carrier(Protocol):
@@ -30,6 +38,7 @@ class Carrier(Protocol):
         """Return the result of a request, or raise the exception that is its result.
 
         `process` is called in another thread with the requests of several callers, and returns their results in order.
+        An exception is raised in its caller, and a `Pending` is computed apart from the others.
         """
 
     def sleep(self, seconds: float) -> None:
@@ -48,11 +57,10 @@ def can_wait() -> bool:
     return available is not None and available.is_usable()
 
 
-def carrier_of_coroutine(store: object) -> Carrier | None:
-    """Return the carrier whose `call` a coroutine can await for operations of a store; None: it needs a thread."""
+def carrier_of_coroutine() -> Carrier | None:
+    """Return the carrier whose `call` a coroutine can await for operations of the store; None: it needs a thread."""
     available = _available.get()
-    usable = available is not None and getattr(store, "is_carried", False) and available.is_of_running_loop()
-    return available if usable else None
+    return available if available is not None and available.is_of_running_loop() else None
 
 
 def carrier() -> Carrier | None:

@@ -7,9 +7,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from functools import cache
-from itertools import cycle
-from typing import Any, TypeVar, cast
+from functools import cache, partial
+from itertools import chain, cycle, groupby
+from operator import itemgetter
+from typing import Any, NamedTuple, TypeVar, cast
 from urllib.parse import quote
 
 import psycopg
@@ -17,11 +18,12 @@ from psycopg import conninfo
 from psycopg.abc import PQGen
 from psycopg.pq import TransactionStatus
 
-from onejob.errors import ConfigurationError
+from onejob.errors import ConfigurationError, StoreError
+from onejob.stores.carrier import Pending, carrier
 from onejob.stores.forks import abandon_in_children
 from onejob.stores.postgres.errors import rule_of, translate
-from onejob.stores.postgres.statements import Rows, Statement
-from onejob.stores.verdicts import Verdict
+from onejob.stores.postgres.statements import Rows, Sharing, Statement
+from onejob.stores.verdicts import AWAY, Verdict
 
 T = TypeVar("T")
 
@@ -75,8 +77,8 @@ UNPREPARED = "/* unprepared */"
 executions."""
 IDLE_SECONDS = 600.0
 """After how many idle seconds a connection is closed instead of used."""
-
-
+SHARED_LOCK_WAIT: Statement = ("select set_config('lock_timeout', '100ms', true)", {})
+"""The limit of a transaction that several callers share: while it waits for a lock of one, it keeps those of all."""
 MANY_ROWS = 100
 """How many rows a cursor may return that is used again: it keeps the rows in memory."""
 
@@ -128,6 +130,10 @@ class Sending(psycopg.Pipeline):
 
         self.command_queue.append(write_all)  # into the buffer of libpq
         yield from super()._communicate_gen()
+
+    def _fetch_gen(self, *, flush: bool) -> PQGen[None]:
+        if self.is_complete:
+            yield from super()._fetch_gen(flush=flush)
 
 
 class PoolTimeout(psycopg.OperationalError):
@@ -226,6 +232,16 @@ def _in_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
 
 
+class Group(NamedTuple):
+    """The statements of a transaction, and how they run."""
+
+    statements: Sequence[Statement]
+    wait_for_locks: bool = False
+    silence: float = SILENCE
+    is_shared: bool = False
+    """Whether several callers share the transaction: an error of one ends it for all."""
+
+
 class Connections:
     """Runs statements on the database at `url`. `prepare` is called with each new connection.
 
@@ -242,19 +258,61 @@ class Connections:
         abandon_in_children(self)
 
     def run(
-        self, statements: Sequence[Statement], *, wait_for_locks: bool = False, keeps_leases: bool = False
-    ) -> list[Rows]:
+        self, statements: Sequence[Statement], *, wait_for_locks: bool = False, keeps_leases: bool = False,
+        sharing: Sharing = Sharing.NONE,
+    ) -> list[Rows]:  # fmt: skip
         """Run statements as one transaction, in one round trip, as `Runner.run` does. Raises `StoreError`."""
-        silence = HEARTBEAT_SILENCE if keeps_leases else SILENCE
+        group = Group(statements, wait_for_locks, HEARTBEAT_SILENCE if keeps_leases else SILENCE)
+        if (by := carrier()) is not None:
+            rows: list[Rows] = by.carry(self._process_of(sharing), group)
+            return rows
+        return self._run(group)
+
+    def _process_of(self, sharing: Sharing) -> Callable[[Sequence[Group]], Sequence[Any]]:
+        """Return the function that runs groups of a kind: its carrier takes those of one function together."""
+        if sharing is Sharing.NONE:
+            return self._run_apart
+        return self._run_synchronized if sharing is Sharing.SYNCHRONIZED else self._run_unsynchronized
+
+    def _run_apart(self, groups: Sequence[Group]) -> list[Pending[list[Rows]]]:
+        """Return the rows of several callers' groups as the results of threads of their own."""
+        return [Pending(partial(self._run, group)) for group in groups]
+
+    def _run_unsynchronized(self, groups: Sequence[Group]) -> Sequence[list[Rows] | Pending[list[Rows]]]:
+        """Run groups of several callers as a transaction whose commit need not wait for the disk."""
+        return self._run_together(groups)
+
+    def _run_synchronized(self, groups: Sequence[Group]) -> Sequence[list[Rows] | Pending[list[Rows]]]:
+        """Run groups of several callers as a transaction whose commit waits for the disk."""
+        return self._run_together(groups)
+
+    def _run_together(self, groups: Sequence[Group]) -> Sequence[list[Rows] | Pending[list[Rows]]]:
+        """Run groups of several callers as one transaction, or if one of them fails, each as its own.
+
+        Nothing was written then, or it was, and only the acknowledgement is missing: each operation is idempotent.
+        """
+        ordered = sorted(groups, key=_job_of)  # so that transactions which have the same jobs do not deadlock
+        shared = [SHARED_LOCK_WAIT, *chain.from_iterable(group.statements for group in ordered)]
+        try:
+            found = iter(self._run(Group(shared, is_shared=True))[1:])
+        except Exception as error:
+            if isinstance(error, StoreError) and rule_of(error.__cause__ or error) is AWAY:
+                raise  # each alone would find the same
+            return self._run_apart(groups)
+        rows = {id(group): [next(found) for _ in group.statements] for group in ordered}
+        return [rows[id(group)] for group in groups]
+
+    def _run(self, group: Group) -> list[Rows]:
         start = time.monotonic()
         for delay in (*RETRY_DELAYS, None):
             try:
-                return self._attempt(statements, silence, wait_for_locks=wait_for_locks)
+                return self._attempt(group)
             except (psycopg.Error, UnicodeEncodeError) as error:
                 rule = rule_of(error)
                 # A statement may have waited for the end of the change of the schema that made it stale.
                 late = time.monotonic() - start > WAIT_SECONDS and rule.verdict is not Verdict.STALE
-                if delay is None or late or not rule.repeats:
+                repeats = rule.repeats and not (group.is_shared and rule.verdict is Verdict.BUSY)
+                if delay is None or late or not repeats:
                     raise translate(error, self.address) from error
                 time.sleep(delay)
         raise AssertionError  # pragma: no cover - the last attempt returns or raises
@@ -272,14 +330,14 @@ class Connections:
         self._lock = threading.Lock()
         return pool
 
-    def _attempt(self, statements: Sequence[Statement], silence: float, *, wait_for_locks: bool) -> list[Rows]:
+    def _attempt(self, group: Group) -> list[Rows]:
         pool = self._pool or self._new_pool()
-        with pool.connection(wait_for_locks=wait_for_locks) as connection:
-            connection.silence = silence
+        with pool.connection(wait_for_locks=group.wait_for_locks) as connection:
+            connection.silence = group.silence
             try:
                 if self.is_pooled:
-                    return _execute(connection, [(POOLED, {}), *statements])[1:]
-                return _execute(connection, statements)
+                    return _execute(connection, [(POOLED, {}), *group.statements])[1:]
+                return _execute(connection, group.statements)
             except psycopg.Error as error:
                 # The others are most likely useless, too: the server restarted, or their statements are as old.
                 if connection.broken or rule_of(error).verdict in {Verdict.OUTAGE, Verdict.STALE}:
@@ -308,6 +366,11 @@ class Connections:
         return connection
 
 
+def _job_of(group: Group) -> str:
+    """Return the id of the job whose row a group locks; "" without one."""
+    return str(group.statements[0][1].get("job_id", ""))
+
+
 def _execute(connection: Connection, statements: Sequence[Statement]) -> list[Rows]:
     if len(statements) == 1:
         return [connection.run(*statements[0])]
@@ -315,7 +378,7 @@ def _execute(connection: Connection, statements: Sequence[Statement]) -> list[Ro
     try:
         with connection.pipeline():  # an implicit transaction, up to its end
             try:
-                cursors = [connection.execute(*_positional(*statement)) for statement in statements]
+                cursors = [_send(connection, [*equal]) for _, equal in groupby(statements, itemgetter(0))]
             except BaseException as error:
                 if getattr(error, "sqlstate", None) is None:  # ours: the pipeline would commit what came before
                     connection.close()
@@ -325,19 +388,43 @@ def _execute(connection: Connection, statements: Sequence[Statement]) -> list[Ro
     except psycopg.Error:
         connection.close()  # psycopg's cache has prepared statements that the server skipped after the error
         raise
-    return [_fetch_rows(cursor, text) for cursor, (text, _) in zip(cursors, statements, strict=True)]
+    results = chain.from_iterable(cursor.results() for cursor in cursors)
+    return [_fetch_rows(cursor, text) for cursor, (text, _) in zip(results, statements, strict=True)]
+
+
+def _send(connection: Connection, statements: Sequence[Statement]) -> psycopg.Cursor[Any]:
+    """Send statements with the same text, and return the cursor of their results: psycopg converts the text once."""
+    if len(statements) == 1:
+        return connection.execute(*_positional(*statements[0]))
+    given = [_positional(*statement) for statement in statements]
+    cursor = connection.cursor()
+    cursor.executemany(given[0][0], [values for _, values in given], returning=True)
+    return cursor
 
 
 def _positional(text: str, values: Mapping[str, Any]) -> tuple[str, list[Any]]:
-    query, names = _number_parameters(text)
-    return query, [values[name] for name in names]
+    query, names, states_at = _number_parameters(text)
+    given = [values[name] for name in names]
+    if states_at is not None:
+        given[states_at] = _array_of(tuple(given[states_at]))
+    return query, given
 
 
 @cache
-def _number_parameters(text: str) -> tuple[str, tuple[str, ...]]:
-    """Return a statement with parameters as `$1`, and their names. psycopg parses other placeholders on every call."""
+def _number_parameters(text: str) -> tuple[str, tuple[str, ...], int | None]:
+    """Return a statement with parameters as `$1`, their names, and the index of the states, if it has them.
+
+    psycopg parses other placeholders on every call.
+    """
     names = tuple(dict.fromkeys(_PARAMETER.findall(text)))
-    return _PARAMETER.sub(lambda name: f"${names.index(name[1]) + 1}", text), names
+    numbered = _PARAMETER.sub(lambda name: f"${names.index(name[1]) + 1}", text)
+    return numbered, names, names.index("sources") if "sources" in names else None
+
+
+@cache
+def _array_of(states: tuple[str, ...]) -> str:
+    """Return PostgreSQL's literal for an array of states: for lists psycopg takes longer than for all other values."""
+    return f"{{{','.join(states)}}}"
 
 
 _columns: dict[str, list[str]] = {}

@@ -46,6 +46,13 @@ MAY_WAIT = frozenset(
 """The names of statements that may wait for a lock of a user's transaction, which may have submitted an equal job."""
 KEEP_LEASES = frozenset(("renew", "heartbeat", "renew_messages"))
 """The statements of a heartbeat, which wait for no lock."""
+_SHARING = frozenset(
+    "claim claim_again report complete apply wake_followers keep_step keep_run_log steps get get_many".split()
+)
+"""The statements that may share a transaction with those of other callers: they are short, lock the row of their job,
+or at its end those of its followers, but none of limits and quotas, and change no setting but that of their commit."""
+_SYNCHRONIZED = frozenset("complete apply wake_followers keep_step keep_run_log".split())
+"""The statements among them whose commit waits for the disk."""
 Rows: TypeAlias = "list[dict[str, Any]]"
 Statement: TypeAlias = "tuple[str, Mapping[str, Any]]"
 """SQL with parameters written as `:name`, and their values."""
@@ -54,12 +61,23 @@ NAME_LIMIT = 63
 _STAR = re.compile(r"(?<!returning )\b(\w+)\.\*")
 
 
+class Sharing(Enum):
+    """The transactions that an operation may share with operations of other callers."""
+
+    NONE = "none"
+    UNSYNCHRONIZED = "unsynchronized"
+    """Transactions of reads, and of writes whose commit need not wait for the disk."""
+    SYNCHRONIZED = "synchronized"
+    """Transactions whose commit waits for the disk."""
+
+
 class Runner(Protocol):
     """Executes statements: the connection pool, or a user's transaction."""
 
     def run(
-        self, statements: Sequence[Statement], *, wait_for_locks: bool = False, keeps_leases: bool = False
-    ) -> list[Rows]:
+        self, statements: Sequence[Statement], *, wait_for_locks: bool = False, keeps_leases: bool = False,
+        sharing: Sharing = Sharing.NONE,
+    ) -> list[Rows]:  # fmt: skip
         """Run statements as one transaction, and return the rows of each.
 
         `wait_for_locks`: the statements may wait for a lock of a user's transaction. `keeps_leases`: they are short,
@@ -92,12 +110,23 @@ class Statements:
             "end_channel": channels[Channel.END],
         }
         statements = [(statement(name, self.schema), {**values, **shared}) for name, values in calls]
-        names = [name for name, _ in calls]
-        return self.runner.run(
-            statements,
-            wait_for_locks=not MAY_WAIT.isdisjoint(names),
-            keeps_leases=not KEEP_LEASES.isdisjoint(names),
-        )
+        return self.runner.run(statements, **_traits_of(frozenset(name for name, _ in calls)))
+
+
+@cache
+def _traits_of(names: frozenset[str]) -> dict[str, Any]:
+    """Return how statements of some names run together: the options of `Runner.run`."""
+    return {
+        "wait_for_locks": not MAY_WAIT.isdisjoint(names),
+        "keeps_leases": not KEEP_LEASES.isdisjoint(names),
+        "sharing": _sharing_of(names),
+    }
+
+
+def _sharing_of(names: frozenset[str]) -> Sharing:
+    if not names <= _SHARING:
+        return Sharing.NONE
+    return Sharing.UNSYNCHRONIZED if names.isdisjoint(_SYNCHRONIZED) else Sharing.SYNCHRONIZED
 
 
 @cache

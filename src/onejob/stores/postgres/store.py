@@ -293,7 +293,7 @@ class _TransactionRunner:
     def __init__(self, transaction: OpenTransaction) -> None:
         self._transaction = transaction
 
-    def run(self, statements: Sequence[Statement], **_: bool) -> list[Rows]:
+    def run(self, statements: Sequence[Statement], **_: object) -> list[Rows]:
         try:
             return self._run_as_one(statements)
         except Exception as error:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 from redis import exceptions
 from redis.backoff import EqualJitterBackoff
 
-from onejob.errors import StoreError
+from onejob.errors import StoreError, StoreRefusedError
 from onejob.jobs.model import JobRow
 from onejob.stores.carrier import carrier
 from onejob.stores.redis.connection import Connections, address_of, location_of, pool_of
@@ -90,8 +90,17 @@ class Client:
 
     def _send_groups(self, groups: Sequence[Group]) -> list[list[Any] | StoreError]:
         """Send the requests of several callers in one round trip; return the replies to each, or its error."""
-        replies = iter(self._send([each for group in groups for each in group.requests], partial=True))
+        try:
+            replies = iter(self._send([each for group in groups for each in group.requests], partial=True))
+        except StoreRefusedError:  # a value of one cannot be sent, and those after it were not
+            return [self._send_alone(group) for group in groups]
         return [group.result([next(replies) for _ in group.requests]) for group in groups]
+
+    def _send_alone(self, group: Group) -> list[Any] | StoreError:
+        try:
+            return self._send(group.requests, partial=group.partial)
+        except StoreError as error:
+            return error
 
     def _send(self, requests: Sequence[Request], *, partial: bool, by_digest: bool = True) -> list[Any]:
         number = 1
@@ -115,7 +124,7 @@ class Client:
         unknown = [
             each for each, reply in zip(requests, replies, strict=True) if isinstance(reply, exceptions.NoScriptError)
         ]
-        again = iter(self.send(unknown, partial=True, by_digest=False) if unknown else ())
+        again = iter(self._send(unknown, partial=True, by_digest=False) if unknown else ())
         answers = (next(again) if isinstance(reply, exceptions.NoScriptError) else reply for reply in replies)
         return [translate(answer, self._location) if isinstance(answer, Exception) else answer for answer in answers]
 

@@ -47,9 +47,6 @@ COUNTED = " ".join((*Outcome, REDELIVERED))
 class RedisStore(Queries, Records, Costs, Limits):
     """A store in Redis 7.0 or later. Safe to use from many threads; survives a fork."""
 
-    is_carried = True
-    """Whether requests go through `stores.carrier`."""
-
     def __init__(self, client: Client, keys: Keys) -> None:
         super().__init__(client, keys)
         self._holder_cache = HolderCache()

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,6 +33,7 @@ from onejob.jobs.model import (
     Submission,
     values_of,
 )
+from onejob.stores.carrier import Pending, carrier
 from onejob.stores.holder_cache import HolderCache
 from onejob.stores.protocol import HISTORY_LIMIT, SUBMITTER_LIMIT
 from onejob.stores.schema import LedgerSchema, check_version
@@ -42,7 +43,7 @@ from onejob.stores.sqlite.costs import add_cost, add_to_sums
 from onejob.stores.sqlite.files import absolute_path, is_uri_path
 from onejob.stores.sqlite.limits import find_full, forfeit_room, free_slots, park_on_key, spend, take_room
 from onejob.stores.sqlite.submission import admit, follow, record, release_expired, submit_charged
-from onejob.stores.sqlite.transaction import Transaction, join, run_alone, run_joined
+from onejob.stores.sqlite.transaction import Request, Transaction, join, run_alone, run_joined, run_together
 from onejob.transactions.sessions import OpenTransaction
 
 T = TypeVar("T")
@@ -263,10 +264,16 @@ class SQLiteStore(SQLStore):
 
     def _transaction(self, operation: Callable[[Transaction], T], begin: str = "immediate") -> T:
         """Run an operation of several statements, which may write, or with "deferred" only read."""
+        if (by := carrier()) is not None:
+            found: T = by.carry(self._run_together, Request(begin, operation))
+            return found
         return run_alone(self._connection, self._clock, begin, operation)
 
     def _statement(self, operation: Callable[[Transaction], T]) -> T:
-        return run_alone(self._connection, self._clock, "", operation)
+        return self._transaction(operation, "")
+
+    def _run_together(self, requests: Sequence[Request]) -> list[Any]:
+        return run_together(self._connection, self._clock, requests)
 
     def _search(self, operation: Callable[[Transaction], T]) -> T:
         """Run an operation of one statement that only reads, and may take long, beside all other operations.
@@ -274,7 +281,15 @@ class SQLiteStore(SQLStore):
         The next search begins after a rest of the same time. SQLite cannot reset its write-ahead log while any
         connection reads, and each commit behind a log that was never reset takes several times as long.
         """
+        if (by := carrier()) is not None:
+            found: T = by.carry(self._search_apart, operation)
+            return found
+        return self._search_now(operation)
 
+    def _search_apart(self, operations: Sequence[Callable[[Transaction], Any]]) -> list[Pending[Any]]:
+        return [Pending(partial(self._search_now, operation)) for operation in operations]
+
+    def _search_now(self, operation: Callable[[Transaction], T]) -> T:
         def search(tx: Transaction) -> T:
             time.sleep(max(self._search_again_at - time.monotonic(), 0.0))
             began = time.monotonic()
