@@ -512,6 +512,12 @@ async def _block(act: Act) -> str:
     return act.key
 
 
+async def _hog_loop(act: Act) -> str:
+    """Hold the event loop until the end of the run."""
+    time.sleep(float(act.argument))  # noqa: ASYNC251 - as above
+    return act.key
+
+
 async def _ask_children(act: Act) -> list[bool]:
     """Return whether the tasks and the threads of a body know its request, and its job."""
 
@@ -530,6 +536,7 @@ AWAITED: dict[str, Callable[[Act], Awaitable[Any]]] = {
     "hold": _await_gate,
     "swallow": _swallow,
     "block": _block,
+    "hog": _hog_loop,
     "children": _ask_children,
 }
 """The acts of coroutines that wait; the others are those of functions."""

@@ -26,7 +26,7 @@ class Gathering:
         self.sizes: list[int] = []
         """How many requests went to the store together, each time."""
 
-    def call(self, *operations: Callable[[], T]) -> list[T | StoreError]:
+    def gather(self, *operations: Callable[[], T]) -> list[T | StoreError]:
         """Return the answers of concurrent operations, or their errors."""
         self._active = len(operations)
         with ThreadPoolExecutor(len(operations)) as threads:
@@ -45,6 +45,12 @@ class Gathering:
 
     def is_usable(self) -> bool:
         return True
+
+    def is_of_running_loop(self) -> bool:
+        return False
+
+    async def call(self, operation: Callable[[], T]) -> T:
+        raise NotImplementedError
 
     def carry(self, process: Callable[[Sequence[Any]], Sequence[Any]], request: Any) -> Any:
         ticket = _Ticket(process, request)

@@ -102,10 +102,10 @@ def test_a_claim_sees_another_of_the_same_moment(store: Store) -> None:
     """Of two claims of one job that go to the store together, one is granted; both ends are answered as one request."""
     submit(store)
     claims = [partial(claim, store, nonce=nonce) for nonce in ("one", "two")]
-    granted = [each for each in Gathering().call(*claims) if isinstance(each, Applied) and each.applied]
+    granted = [each for each in Gathering().gather(*claims) if isinstance(each, Applied) and each.applied]
     (job,) = [accepted(each) for each in granted]
     same = change(job, Transition.COMPLETE, wake_after=100.0)
-    answers = Gathering().call(*[partial(store.apply, same)] * 2)
+    answers = Gathering().gather(*[partial(store.apply, same)] * 2)
     assert [accepted(each).state for each in answers if isinstance(each, Applied)] == [State.COMPLETED] * 2
     assert events(store) == ["submit", "claim", "complete"]
 
@@ -114,18 +114,18 @@ def test_runs_of_an_event_loop_share_a_carrier(store: Store) -> None:
     """Runs in bridges of an event loop claim and complete their jobs, each once."""
     for job_id in IDS:
         submit(store, job_id)
-    carrier = LoopCarrier()
 
     def run_one(job_id: str) -> None:
         job = carried(partial(start, store, job_id))
         carried(partial(end, store, job))
 
-    async def run_in_bridge(job_id: str) -> None:
+    async def run_in_bridge(carrier: LoopCarrier, job_id: str) -> None:
         set_carrier(carrier)
         await call_in_bridge(partial(run_one, job_id))
 
     async def run_all() -> None:
-        await asyncio.gather(*map(run_in_bridge, IDS))
+        carrier = LoopCarrier(asyncio.get_running_loop())
+        await asyncio.gather(*map(partial(run_in_bridge, carrier), IDS))
 
     asyncio.run(run_all())
     assert [events(store, job_id) for job_id in IDS] == [["submit", "claim", "complete"]] * len(IDS)
@@ -139,10 +139,10 @@ def test_a_refused_value_is_the_error_of_its_caller_only(store: Store) -> None:
     for job_id in IDS:
         submit(store, job_id)
     gathering = Gathering()
-    claimed = gathering.call(partial(claim, store, "job-0", node=NO_TEXT), *claims_of(store, IDS[1:]))
+    claimed = gathering.gather(partial(claim, store, "job-0", node=NO_TEXT), *claims_of(store, IDS[1:]))
     assert isinstance(claimed[0], StoreRefusedError)
     runs = [start(store, "job-0"), *(accepted(each) for each in claimed[1:] if isinstance(each, Applied))]
-    ended = gathering.call(*ends_of(store, runs[:-1]), *ends_of(store, runs[-1:], reason=NO_TEXT))
+    ended = gathering.gather(*ends_of(store, runs[:-1]), *ends_of(store, runs[-1:], reason=NO_TEXT))
     assert isinstance(ended[-1], StoreRefusedError)
     assert len(IDS) in gathering.sizes
     assert [each.applied for each in ended[:-1] if isinstance(each, Applied)] == [True] * (len(IDS) - 1)
@@ -168,7 +168,7 @@ def test_a_failed_sqlite_operation_undoes_its_own_writes(tmp_path: Path, how: st
         with untouched(store, "job-3", "follower"), refusing(store.path, how, "before update of wake_at on jobs "
             "when new.follows_id is not null"):  # fmt: skip
             gathering = Gathering()
-            answers = gathering.call(*ends_of(store, runs))
+            answers = gathering.gather(*ends_of(store, runs))
         assert [isinstance(each, StoreError) for each in answers] == [job_id == "job-3" for job_id in IDS]
         assert {read(store, job_id).state for job_id in IDS if job_id != "job-3"} == {State.COMPLETED}
         assert accepted(store.apply(change(runs[3], Transition.COMPLETE, wake_after=1.0))).state is State.COMPLETED
@@ -182,10 +182,10 @@ def test_a_locked_sqlite_file_is_waited_for_once(tmp_path: Path, monkeypatch: py
             submit(store, job_id)
         with closing(sqlite3.connect(store.path, isolation_level=None)) as user:
             user.execute("begin immediate")
-            answers = Gathering().call(*claims_of(store))
+            answers = Gathering().gather(*claims_of(store))
             assert len({id(each) for each in answers if isinstance(each, StoreBusyError)}) == 1
             user.execute("rollback")
-        answers = Gathering().call(*claims_of(store))
+        answers = Gathering().gather(*claims_of(store))
         assert [accepted(each).id for each in answers if isinstance(each, Applied)] == [*IDS]
 
 
@@ -235,9 +235,9 @@ def test_a_lost_acknowledgement_repeats_nothing(postgres: PostgresStore, monkeyp
         return found
 
     monkeypatch.setattr(connection, "_execute", lose)
-    runs = [accepted(each) for each in Gathering().call(*claims_of(postgres)) if isinstance(each, Applied)]
+    runs = [accepted(each) for each in Gathering().gather(*claims_of(postgres)) if isinstance(each, Applied)]
     lost.append(3)
-    ended = Gathering().call(*ends_of(postgres, runs))
+    ended = Gathering().gather(*ends_of(postgres, runs))
     assert not lost
     assert all(isinstance(each, Applied) and each.applied for each in ended)
     assert [events(postgres, job_id) for job_id in IDS] == [["submit", "claim", "complete"]] * len(IDS)
@@ -248,11 +248,11 @@ def test_a_pooled_session_is_shared_too(postgres: PostgresStore, postgres_server
     url = f"{postgres_server.url}?pooler=transaction"
     with closing(PostgresStore(url, schema=postgres._sql.schema)) as pooled:
         gathering = Gathering()
-        runs = [accepted(each) for each in gathering.call(*claims_of(pooled)) if isinstance(each, Applied)]
+        runs = [accepted(each) for each in gathering.gather(*claims_of(pooled)) if isinstance(each, Applied)]
         assert [job.id for job in runs] == [*IDS]
-        assert [accepted(each).id for each in gathering.call(*ends_of(pooled, runs)) if isinstance(each, Applied)] == [
-            *IDS
-        ]
+        assert [
+            accepted(each).id for each in gathering.gather(*ends_of(pooled, runs)) if isinstance(each, Applied)
+        ] == [*IDS]
         assert gathering.sizes == [len(IDS)] * 2
 
 
@@ -261,7 +261,7 @@ def test_a_killed_session_is_replaced(postgres: PostgresStore, postgres_server: 
     with psycopg.connect(postgres_server.url, autocommit=True) as admin:
         admin.execute("select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'onejob'")
     gathering = Gathering()
-    assert all(isinstance(each, Applied) and each.applied for each in gathering.call(*claims_of(postgres)))
+    assert all(isinstance(each, Applied) and each.applied for each in gathering.gather(*claims_of(postgres)))
     assert gathering.sizes == [len(IDS)]
 
 
@@ -275,7 +275,7 @@ def test_a_server_that_is_away_is_asked_once_for_all(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(connection, "RETRY_DELAYS", ())
     monkeypatch.setattr(connection.Pool, "_take", refuse)
-    answers = Gathering().call(*claims_of(postgres))
+    answers = Gathering().gather(*claims_of(postgres))
     assert all(isinstance(each, StoreUnavailableError) for each in answers)
     assert len(attempts) == 1
 
@@ -286,7 +286,7 @@ def test_a_claim_with_limits_shares_no_transaction(postgres: PostgresStore) -> N
     keys = write_uses([KeyUse("customer=1")])
     for number in range(3):
         submit_one(postgres, submission(f"limited-{number}", limit_keys=keys))
-    answers = Gathering().call(*claims_of(postgres, (*IDS, "limited-0", "limited-1", "limited-2")))
+    answers = Gathering().gather(*claims_of(postgres, (*IDS, "limited-0", "limited-1", "limited-2")))
     assert all(isinstance(each, Applied) and each.applied for each in answers)
 
 

@@ -67,6 +67,7 @@ class TaskPool(CeleryPool):  # type: ignore[misc]
         self._thread = threading.Thread(target=self._run, name="onejob-loop", daemon=True)
         self._carrier = LoopCarrier(self._loop)
         self._feed: Feed | None = None
+        self._feeding: asyncio.Task[None] | None = None
         self._node = ""
         """The name of the worker, which events have."""
         self._waiting: deque[tuple[Execution, Callable[[], object]]] = deque()
@@ -151,17 +152,22 @@ class TaskPool(CeleryPool):  # type: ignore[misc]
         self._node = one_line(str(worker.hostname))
         feed = self._feed = feed_of(worker, consumed)
         if feed is not None:
-            self.call_soon(lambda: setattr(self, "_feeding", self._loop.create_task(feed.run())))
+            self.call_soon(partial(self._start_feed, feed))
+
+    def _start_feed(self, feed: Feed) -> None:
+        self._feeding = self._loop.create_task(feed.run())
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
-        self._watch = LoopWatch(self._loop, self._report_hold)
+        self._watch = LoopWatch(self._loop, self._running, self._report_hold)
         self._watch.start()
         self._loop.run_forever()
 
     def _fill(self) -> None:
         while self._waiting and len(self._running) < self.limit:
             self._begin(*self._waiting.popleft())
+        if self._feed is not None:
+            self._feed.wake()
 
     def _begin(self, execution: Execution, call: Callable[[], object]) -> None:
         self._running.add(execution)
@@ -186,8 +192,6 @@ class TaskPool(CeleryPool):  # type: ignore[misc]
         """Give the place of an execution to another one."""
         self._running.discard(execution)
         self._fill()
-        if self._feed is not None:
-            self._feed.wake()
 
     def _give_up(self, execution: Execution, error: BaseException) -> None:
         """End a run whose body goes on after it was interrupted: in the ledger, where its own writes are refused."""
@@ -213,7 +217,7 @@ class TaskPool(CeleryPool):  # type: ignore[misc]
 
     def _report_hold(self, hold: Hold) -> None:
         """Name the code that has held the loop: in an event, and in the log of its run."""
-        holder = next((each for each in self._running if each.is_of(hold.task)), None)
+        holder = hold.holder
         run = None if holder is None else holder.run
         if run is not None:
             run.log.add(format_line(f"{HELD} {hold.seconds:.1f} s at {hold.place}", {}))
@@ -235,7 +239,10 @@ class TaskPool(CeleryPool):  # type: ignore[misc]
         self._seen_at = time.monotonic()
         for execution in self._running:
             execution.release()
-        if self._running:
+        is_feeding = self._feeding is not None and not self._feeding.done()
+        if self._feed is not None:
+            self._feed.wake()  # it ends, once what it has taken is received
+        if self._running or is_feeding:
             self._loop.call_later(0.02, self._stop_when_idle, ended)
         else:
             ended.set()

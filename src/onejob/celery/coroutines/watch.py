@@ -7,10 +7,13 @@ import sys
 import sysconfig
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from onejob.celery.coroutines.execution import Execution
+from onejob.celery.slots import members_of
 
 BEAT = 0.25
 """Seconds between two signs of life of the loop, and between two looks."""
@@ -31,19 +34,22 @@ class Hold(NamedTuple):
     seconds: float
     place: str
     """The file and the line, as `shop.py:41`."""
-    task: asyncio.Task[Any] | None
-    """The task of the loop that has held it."""
+    holder: Execution | None
+    """The execution whose body has held it, if that is known."""
 
 
 class LoopWatch:
-    """Calls `report`, in the thread of the loop, with each `Hold` after its end."""
+    """Calls `report`, in the thread of the loop, with each `Hold` after its end. `running`: what the loop runs."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, report: Callable[[Hold], object]) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, running: Collection[Execution], report: Callable[[Hold], object]
+    ) -> None:
         self._loop = loop
+        self._running = running
         self._report = report
         self._beat_at = 0.0
         self._thread_id = 0
-        self._held: tuple[str, asyncio.Task[Any] | None] | None = None
+        self._held: tuple[str, Execution | None] | None = None
         self._stopped = threading.Event()
 
     def start(self) -> None:
@@ -70,7 +76,11 @@ class LoopWatch:
             if time.monotonic() - self._beat_at > HELD_SECONDS:
                 frame = sys._current_frames().get(self._thread_id)  # noqa: SLF001 - documented
                 if frame is not None and self._held is None:
-                    self._held = place_of(frame), asyncio.current_task(self._loop)
+                    self._held = place_of(frame), self._find_holder()
+
+    def _find_holder(self) -> Execution | None:
+        task = asyncio.current_task(self._loop)
+        return next((each for each in members_of(self._running) if each.is_of(task)), None)
 
 
 def place_of(frame: FrameType) -> str:
