@@ -36,7 +36,7 @@ POOLS = [
 ]
 
 
-@pytest.fixture(scope="module", params=POOLS, ids=lambda each: "-".join(each))
+@pytest.fixture(scope="module", params=POOLS, ids="-".join)
 def cluster(
     request: pytest.FixtureRequest, broker: RedisServer, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[CoroutineCluster]:

@@ -13,7 +13,7 @@ from typing import Any, cast
 from celery import _state
 from celery.utils.threads import get_ident
 
-_tasks: Any = cast("Any", _state)._task_stack
+_tasks: Any = cast("Any", _state)._task_stack  # noqa: SLF001 - Celery has no other name for it
 _owner: ContextVar[Any] = ContextVar("onejob_stack_owner", default=None)
 set_stack_owner = _owner.set
 """Gives the code of a context the stacks of an owner: an execution of the pool, or a thread or greenlet."""

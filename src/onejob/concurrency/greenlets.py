@@ -13,7 +13,7 @@ from greenlet import getcurrent, greenlet
 T = TypeVar("T")
 
 
-class Bridge(greenlet):
+class Bridge(greenlet):  # type: ignore[misc] # ships no types
     """A greenlet that runs synchronous code for a coroutine, in the coroutine's own context."""
 
     def __init__(self, function: Callable[[], object], driver: greenlet) -> None:

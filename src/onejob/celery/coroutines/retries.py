@@ -45,7 +45,7 @@ def _retrying(task: Any, body: Callable[..., Coroutine[Any, Any, Any]]) -> Calla
 
 
 def _raise_as_celery(task: Any, error: BaseException) -> NoReturn:
-    """Raise what Celery's wrapper raises for an exception of a body: `Retry`, or the exception. Records the retry."""
+    """Record the retry of a job, and raise `Retry`; or raise the exception of its body, as Celery's wrapper decides."""
 
     def body() -> NoReturn:
         raise error
