@@ -108,6 +108,13 @@ def test_an_exception_of_a_coroutine_is_retried(cluster: CoroutineCluster) -> No
     assert cluster.run("fails_first", task="retrying") == "second fails_first"
 
 
+@pytest.mark.parametrize("cluster", [("onejob", "broker")], indirect=True, ids="-".join)
+def test_a_coroutine_of_celery_is_retried(cluster: CoroutineCluster) -> None:
+    """In the pool onejob, `autoretry_for` also retries a coroutine that is a task of Celery's own class."""
+    assert cluster.plain.delay("plain").get(PATIENCE) == "plain"
+    assert cluster.runs("plain") == 2
+
+
 def test_models_are_arguments_and_results_of_coroutines(cluster: CoroutineCluster) -> None:
     """A coroutine takes and returns models, as a function does."""
     result = cluster.order.delay("book", [Line("a", 2), Line("b")])
