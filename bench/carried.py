@@ -22,7 +22,7 @@ from collections import Counter
 from contextlib import ExitStack
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from uuid import uuid4
 
 from bench import processor
@@ -45,6 +45,9 @@ ALONE = 0
 """The number of runs that stands for a thread without a carrier."""
 
 
+T = TypeVar("T")
+
+
 class Cost(NamedTuple):
     """The seconds that a claim and its end take: on the clock, of this process, and of the server."""
 
@@ -57,14 +60,27 @@ class Sizes:
     """A carrier that counts how many requests go to the store together."""
 
     def __init__(self, profile: cProfile.Profile | None) -> None:
-        self._carrier = LoopCarrier()
+        self._carriers: dict[asyncio.AbstractEventLoop, LoopCarrier] = {}
         self._profile = profile
         self._counting: dict[Callable[..., Any], Callable[..., Any]] = {}
         self.sizes = Counter[int]()
 
+    @property
+    def _carrier(self) -> LoopCarrier:
+        loop = asyncio.get_running_loop()
+        return self._carriers.setdefault(loop, LoopCarrier(loop))
+
     def is_usable(self) -> bool:
         """Return whether this is a bridge."""
         return self._carrier.is_usable()
+
+    def is_of_running_loop(self) -> bool:
+        """Return whether this is a coroutine."""
+        return True
+
+    async def call(self, operation: Callable[[], T]) -> T:
+        """Call an operation for a coroutine."""
+        return await self._carrier.call(operation)
 
     def carry(self, process: Callable[[Sequence[Any]], Sequence[Any]], request: Any) -> Any:
         """Carry a request."""

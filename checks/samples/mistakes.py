@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from shop import app, invoice, price, report, shared, traced
+from shop import Invoice, app, crawl, fetch, invoice, price, report, shared, traced
 
 import onejob
 
@@ -65,6 +65,24 @@ def wrong_steps(order_id: int) -> None:
     amount: str = job.step("price", price, order_id)  # E: assignment reportAssignmentType
     job.progress("half")  # E: arg-type reportArgumentType
     print(amount)
+
+
+@onejob.task(app)
+async def wrong_coroutine_steps(url: str) -> None:
+    job = onejob.current_job()
+    await job.astep("page", fetch, 7)  # E: call-overload reportCallIssue reportArgumentType
+    page: str = await job.astep("page", fetch, url)  # E: call-overload reportAssignmentType
+    await job.aprogress("half")  # E: arg-type reportArgumentType
+    job.atransaction(7)  # E: call-overload reportCallIssue reportArgumentType
+    print(page)
+
+
+async def wrong_coroutine_calls() -> None:
+    crawl.delay(7)  # E: arg-type reportArgumentType
+    number: int = crawl.delay("u").get()["number"]  # E: assignment reportAssignmentType
+    text: str = await crawl("u")  # E: assignment reportAssignmentType
+    plain: Invoice = crawl("u")  # E: assignment reportAssignmentType
+    print(number, text, plain)
 
 
 @onejob.task(app, uniq=["a"])  # E: call-overload untyped-decorator reportCallIssue reportUntypedFunctionDecorator

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime, timedelta
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from celery import Celery  # type: ignore[import-untyped, unused-ignore]  # pyright: ignore[reportMissingTypeStubs]
 
 import onejob
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
 
 app = Celery("shop")
 
@@ -126,3 +130,69 @@ def body(order_id: int) -> float:
     amount: float = job.step("price", price, order_id, currency="EUR")
     pages: int = job.step("pages", lambda: 3)
     return amount + pages + job.attempt
+
+
+class Connection:
+    async def execute(self, statement: str) -> int:
+        return len(statement)
+
+    async def commit(self) -> None: ...
+
+    async def rollback(self) -> None: ...
+
+
+async def connect() -> Connection:
+    return Connection()
+
+
+class Engine:
+    def connect(self) -> Awaitable[Connection]:
+        return connect()
+
+
+async def fetch(url: str, retries: int = 3) -> bytes:
+    return url.encode() * retries
+
+
+@onejob.task(app, unique_on=["url"])
+async def crawl(url: str, depth: int = 1) -> Invoice:
+    job = onejob.current_job()
+    await job.aprogress(1, 2, "fetching")
+    page: bytes = await job.astep("page", fetch, url, retries=2)
+    amount: float = await job.astep("price", price, depth)
+    pages: int = await job.astep("pages", lambda: 3)
+    both: tuple[bytes, float] = await asyncio.gather(job.astep("a", fetch, url), job.astep("b", price, 1))
+    await job.acost(usd="0.1", tokens=pages)
+    await job.aspent("model", tokens=pages)
+    canceled: bool = await job.acanceled()
+    print(page, amount, both, canceled)
+    return {"number": url, "total": amount}
+
+
+async def transactions(job: onejob.RunningJob) -> int:
+    async with job.atransaction(connect) as connection:
+        rows: int = await connection.execute("select 1")
+        await job.acomplete_in(connection, rows)
+    async with job.atransaction(Connection) as same:
+        rows += await same.execute("select 1")
+    async with job.atransaction(Engine()) as opened:
+        rows += await opened.execute("select 1")
+    return rows
+
+
+@onejob.task(app, bind=True)
+async def bound_crawl(self: onejob.Task[..., str], url: str) -> str:
+    return f"{self.name} {url}"
+
+
+async def coroutine_calls() -> None:
+    first: onejob.AsyncResult[Invoice] = crawl.delay("u", depth=2)
+    number: str = first.get(timeout=10)["number"]
+    second: onejob.AsyncResult[Invoice] = await crawl.asubmit("u")
+    total: float = (await second.aget())["total"]
+    third: Invoice = crawl.s("u").apply_async().get()
+    fourth: Invoice = crawl.apply_async(("u",)).get()
+    direct: Invoice = await crawl("u", depth=3)
+    text: str = bound_crawl.delay("u").get()
+    task: onejob.Task[[str], str] = bound_crawl
+    print(number, total, third, fourth, direct, text, task, takes_any_task(crawl))

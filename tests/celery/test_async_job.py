@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -78,8 +79,9 @@ def test_a_store_that_is_away_blocks_no_loop(job: RunningJob, server: RedisServe
 
 def test_a_step_of_a_function_computes_no_coroutine(job: RunningJob) -> None:
     """`step` with a coroutine function says that `astep` is right, and closes the coroutine."""
+    function: Callable[[], Any] = partial(asyncio.sleep, 0)
     with pytest.raises(InvalidArgumentsError, match=r"await job\.astep"):
-        job.step("wrong", asyncio.sleep, 0)
+        job.step("wrong", function)
 
 
 def test_what_a_step_raises_is_raised(job: RunningJob) -> None:

@@ -36,7 +36,7 @@ POOLS = [
 ]
 
 
-@pytest.fixture(scope="module", params=POOLS, ids=lambda each: "-".join(each))
+@pytest.fixture(scope="module", params=POOLS, ids="-".join)
 def cluster(
     request: pytest.FixtureRequest, broker: RedisServer, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[CoroutineCluster]:
@@ -106,6 +106,13 @@ def test_submissions_of_a_body_have_its_run(cluster: CoroutineCluster) -> None:
 def test_an_exception_of_a_coroutine_is_retried(cluster: CoroutineCluster) -> None:
     """`autoretry_for` retries what a coroutine raises when it is awaited."""
     assert cluster.run("fails_first", task="retrying") == "second fails_first"
+
+
+@pytest.mark.parametrize("cluster", [("onejob", "broker")], indirect=True, ids="-".join)
+def test_a_coroutine_of_celery_is_retried(cluster: CoroutineCluster) -> None:
+    """In the pool onejob, `autoretry_for` also retries a coroutine that is a task of Celery's own class."""
+    assert cluster.plain.delay("plain").get(PATIENCE) == "plain"
+    assert cluster.runs("plain") == 2
 
 
 def test_models_are_arguments_and_results_of_coroutines(cluster: CoroutineCluster) -> None:

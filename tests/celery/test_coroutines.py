@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import celery
@@ -182,7 +183,7 @@ def test_code_that_holds_the_loop_is_named(cluster: Cluster) -> None:
         result = cluster.await_play.delay(act, [act])
         assert result.get(PATIENCE) == act
         worker.await_text(f"event={LOOP_HELD} job_id={result.id}")
-        (log,) = await_(lambda: cluster.ledger.run_logs(cluster.job(result)))
+        (log,) = await_(partial(cluster.ledger.run_logs, cluster.job(result)))
         assert "held the event loop for" in log.text
         assert " s at app.py:" in log.text
         sentences = explain(cluster.ledger, result.id).sentences

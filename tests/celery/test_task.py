@@ -3,7 +3,7 @@
 import ast
 import gc
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -101,17 +101,34 @@ def test_a_definition_that_cannot_work_is_refused(app: Any, wrong: dict[str, Any
     assert not app.finalized
 
 
-def test_a_coroutine_function_is_refused(app: Any) -> None:
-    """A body that is `async def` is refused, with either decorator, since no worker would await it."""
+def test_a_generator_is_refused(app: Any) -> None:
+    """A body that is a generator, asynchronous or not, is refused, with either decorator."""
+
+    async def agenerator(a: int) -> AsyncIterator[int]:
+        yield a
+
+    def generator(a: int) -> Iterator[int]:
+        yield a
+
+    bodies: list[Any] = [agenerator, generator]
+    for body in bodies:
+        with pytest.raises(onejob.errors.ConfigurationError, match="is a generator"):
+            onejob.task(app, shared=False)(body)
+    app.task(base=onejob.Task, shared=False)(bodies[0])
+    with pytest.raises(onejob.errors.ConfigurationError, match="is a generator"):
+        app.finalize()
+
+
+def test_a_coroutine_has_models_by_typed(app: Any) -> None:
+    """`pydantic=True` of Celery, which would not convert what a coroutine returns, is refused."""
 
     async def body(a: int) -> int:
         return a
 
-    with pytest.raises(onejob.errors.ConfigurationError, match=r"asyncio\.run"):
-        onejob.task(app, shared=False)(body)
-    app.task(base=onejob.Task, shared=False)(body)
-    with pytest.raises(onejob.errors.ConfigurationError, match=r"asyncio\.run"):
-        app.finalize()
+    app.task(base=onejob.Task, shared=False, pydantic=True)(body)
+    if hasattr(celery.Task, "_dump_pydantic_arguments"):
+        with pytest.raises(onejob.errors.ConfigurationError, match="typed=True"):
+            app.finalize()
 
 
 def test_the_options_are_those_that_type_checkers_know() -> None:

@@ -93,7 +93,7 @@ def test_what_is_carried_together_has_the_same_answers(store: Store, clock: Manu
     clock.advance(0.0)
     gathering = Gathering()
     one_by_one = play(store, "alone", lambda *calls: [call() for call in calls])
-    together = play(store, "along", gathering.call)
+    together = play(store, "along", gathering.gather)
     assert repr(together).replace("along", "alone") == repr(one_by_one)
     assert max(gathering.sizes) > 1
 

@@ -47,6 +47,8 @@ SOURCES: dict[str, Source] = {
     "a pool of asyncpg": lambda url: lambda: pooled(url),
 }
 each_source = for_each("kind", [*SOURCES])
+ENDS = [("commits", "result of {}"), ("raises afterwards", "result of {}"), ("forgets to commit", None)]
+"""What bodies do, and their results; None: the job fails."""
 
 
 async def write(cluster: PostgresCluster, session: Any, key: str) -> None:
@@ -85,12 +87,13 @@ def test_a_block_that_raises_changes_nothing(cluster: PostgresCluster, kind: str
 
     async def body() -> None:
         for raised in (LookupError(kind), asyncio.CancelledError()):
-            with pytest.raises(type(raised)):
+            with pytest.raises(type(raised)):  # noqa: PT012 - a block
                 async with job.atransaction(source_of(cluster, kind)) as session:
                     await write(cluster, session, kind)
                     await job.acomplete_in(session, 1)
                     raise raised
-        assert (run.completes_in_transaction, cluster.ledger.get(run.id), cluster.notes(kind)) == (False, run.job, 0)
+        assert (cluster.ledger.get(run.id), cluster.notes(kind)) == (run.job, 0)
+        assert not run.completes_in_transaction
         async with job.atransaction(source_of(cluster, kind)) as session:
             await write(cluster, session, kind)
 
@@ -181,11 +184,21 @@ def test_a_coroutine_submits_in_its_transaction(cluster: PostgresCluster, kind: 
 
 
 @provokes(logs=["raised unexpected"], because="bodies fail")
-@for_each(
-    "how, result", [("commits", "result of {}"), ("raises afterwards", "result of {}"), ("forgets to commit", None)]
-)
+@for_each("how, result", ENDS)
 def test_a_coroutine_completes_in_its_transaction(working: PostgresCluster, how: str, result: str | None) -> None:
     """A committed block completes the job, whatever comes after it; a transaction that is left open is rolled back."""
+    assert_ends(working, how, result)
+
+
+@provokes(logs=["raised unexpected"], because="bodies fail")
+def test_a_coroutine_of_the_pool_completes_in_its_transaction(cluster: PostgresCluster) -> None:
+    """The same holds in the pool onejob, whose bodies share an event loop."""
+    cluster.worker("--pool", "onejob", "-c", "4")
+    for how, result in ENDS:
+        assert_ends(cluster, how, result)
+
+
+def assert_ends(working: PostgresCluster, how: str, result: str | None) -> None:
     key = f"coroutine-{how}".replace(" ", "-")
     answer = working.coroutine.delay(key, how)
     if result is None:

@@ -1,6 +1,8 @@
 """The code in the guides runs."""
 
+import asyncio
 import importlib.util
+import inspect
 import json
 import re
 from collections.abc import Iterator
@@ -88,17 +90,22 @@ def run(guide: Any, job_id: str, task: Any, *args: Any) -> None:
     app_state = app_state_of(guide.app)
     job = not_none(app_state.ledger.claim(job_id, nonce=f"nonce-{job_id}"[:16], node="test").job)
     with set_current_run(Run(job, app_state.ledger, app_state.settings.limits)):
-        task(*args)
+        ran = task(*args)
+        if inspect.iscoroutine(ran):
+            asyncio.run(ran)
 
 
-@pytest.mark.parametrize("path", ["/orders", "/orders/async", "/orders/dependency"])
-def test_an_order_and_its_job_are_atomic(guide: Any, path: str) -> None:
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("/orders", "invoice"), ("/orders/async", "invoice_in_a_coroutine"), ("/orders/dependency", "invoice")],
+)
+def test_an_order_and_its_job_are_atomic(guide: Any, path: str, body: str) -> None:
     """A request commits an order with its job, which is published, and whose end is committed with the invoice."""
     with TestClient(guide.api) as client:
         job_id = client.post(path, params={"customer": "ann"}).json()["job"]
     assert job_id in messages(guide)
     (order,) = decode(app_state_of(guide.app).ledger.get(job_id).payload).args
-    run(guide, job_id, guide.invoice, order)
+    run(guide, job_id, getattr(guide, body), order)
     number = f"R-{order:06}"
     job = app_state_of(guide.app).ledger.get(job_id)
     assert (job.state, job.result) == (State.COMPLETED, f'"{number}"')

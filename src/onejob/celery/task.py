@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Generic, Literal, cast, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Generic, Literal, Protocol, cast, overload
 
 from celery import Celery, shared_task, states
 
@@ -412,14 +412,39 @@ def _resolve_options(cls: type[Task[..., Any]], app: Celery) -> TaskOptions:
 # --- the decorator ----------------------------------------------------------------------------------------------------
 
 
+if TYPE_CHECKING:
+
+    class CoroutineTask(Task[P, R_co]):
+        """The type of a task whose body is `async def`: `R_co` is what the coroutine returns."""
+
+        async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]
+            """Call the body as a function, which returns its coroutine."""
+
+    class Decorator(Protocol):
+        """The type of a decorator of bodies."""
+
+        @overload
+        def __call__(self, body: Callable[Body, Coroutine[Any, Any, R]], /) -> CoroutineTask[Body, R]: ...
+        @overload
+        def __call__(self, body: Callable[Body, R], /) -> Task[Body, R]: ...
+
+    class BindingDecorator(Protocol):
+        """The type of a decorator of bodies whose first parameter is the task."""
+
+        @overload
+        def __call__(
+            self, body: Callable[Concatenate[First, Body], Coroutine[Any, Any, R]], /
+        ) -> CoroutineTask[Body, R]: ...
+        @overload
+        def __call__(self, body: Callable[Concatenate[First, Body], R], /) -> Task[Body, R]: ...
+
+
 @overload
-def task(
-    app: Celery | None = None, /, *, bind: Literal[True], **options: Unpack[TaskKeywords]
-) -> Callable[[Callable[Concatenate[First, Body], R]], Task[Body, R]]: ...
+def task(app: Celery | None = None, /, *, bind: Literal[True], **options: Unpack[TaskKeywords]) -> BindingDecorator: ...
 @overload
 def task(
     app: Celery | None = None, /, *, bind: Literal[False] = False, **options: Unpack[TaskKeywords]
-) -> Callable[[Callable[Body, R]], Task[Body, R]]: ...
+) -> Decorator: ...
 def task(app: Celery | None = None, /, *, bind: bool = False, **options: Any) -> Callable[[Any], Any]:
     """Define a task of class `onejob.Task`, like `@app.task(base=onejob.Task, ...)`, with types.
 
@@ -428,7 +453,8 @@ def task(app: Celery | None = None, /, *, bind: bool = False, **options: Any) ->
     `shared_task`: each app gets it, for Django, Flask and libraries.
 
     Returns a decorator, whose result is Celery's own task. Type checkers see a `Task[P, R]`: the parameters and the
-    return type of the body. Raises `ConfigurationError`, as a task's definition does.
+    return type of the body. The body may be `async def`: R is what its coroutine returns, and a direct call returns the
+    coroutine. Raises `ConfigurationError`, as a task's definition does.
     """
     if app is not None and not isinstance(app, Celery):
         raise ConfigurationError(

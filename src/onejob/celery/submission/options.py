@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from inspect import Parameter, getattr_static, isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
+from inspect import Parameter, getattr_static, isasyncgenfunction, iscoroutinefunction, isgeneratorfunction, unwrap
 from types import FunctionType
 from typing import Any, Protocol, Self
 
@@ -165,6 +165,9 @@ def resolve_definition(
             raise ConfigurationError(f"{option} of task {name} must be True or False, not {flag!r}")
     if given.typed and getattr(given, _DUMP, None) is not None:
         msg = f"task {name} has typed=True and pydantic=True, which both convert models: leave one out"
+        raise ConfigurationError(msg)
+    if getattr(given, _DUMP, None) is not None and iscoroutinefunction(unwrap(body)):
+        msg = f"the body of task {name} is `async def`, whose result pydantic=True does not convert: write typed=True"
         raise ConfigurationError(msg)
     if isasyncgenfunction(body) or isgeneratorfunction(body):
         raise ConfigurationError(f"the body of task {name} is a generator: a job has one result, so return a value")
