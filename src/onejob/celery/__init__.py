@@ -1,12 +1,12 @@
 """onejob on Celery: the task class, and the worker components that run its jobs."""
 
 from onejob.celery.app_state import install as hide_settings
-from onejob.celery.coroutines.registration import register_pool
 from onejob.celery.current_job import RunningJob, current_job
 from onejob.celery.results.result_backend import install as install_result_backend
 from onejob.celery.task import Task
 from onejob.celery.transport.connection import install as install_transport
 from onejob.celery.worker.receivers import connect as connect_receivers
+from onejob.concurrency.pool_name import register_pool
 
 hide_settings()
 install_result_backend()

@@ -7,7 +7,7 @@ one greenlet, coroutines that it gathers, and threads of `asyncio.to_thread`: al
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextvars import ContextVar
+from contextvars import Context, ContextVar
 from typing import Any, cast
 
 from celery import _state
@@ -17,6 +17,11 @@ _tasks: Any = cast("Any", _state)._task_stack  # noqa: SLF001 - no public one
 _owner: ContextVar[Any] = ContextVar("onejob_stack_owner", default=None)
 set_stack_owner = _owner.set
 """Gives the code of a context the stacks of an owner: an execution of the pool, or a thread or greenlet."""
+
+
+def owner_in(context: Context) -> Any:
+    """Return the owner of the stacks of a context, or None."""
+    return context.get(_owner)
 
 
 def follow_context(tasks: Iterable[Any]) -> None:

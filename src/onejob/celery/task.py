@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Generic, Literal, 
 from celery import Celery, shared_task, states
 
 from onejob.celery.app_state import app_state_of
-from onejob.celery.coroutines.bodies import awaiting
+from onejob.celery.bodies import awaiting, is_hard_limit
 from onejob.celery.messages.typed import check_pydantic
 from onejob.celery.option_declarations import TASK_OPTIONS, TaskDefaults, check_definition_names, check_task_options
 from onejob.celery.results.result import AsyncResult as Result
@@ -330,7 +330,7 @@ class Task(TaskDefaults, CeleryTask, Generic[P, R_co]):
     def retry(self, args: Any = None, kwargs: Any = None, exc: Any = None, **options: Any) -> Any:
         """Retry the job, like Celery's `retry`; after a permanent error the job fails instead."""
         cause: BaseException | None = exc if isinstance(exc, BaseException) else sys.exc_info()[1]
-        if cause is not None and isinstance(cause, self._onejob.permanent):
+        if cause is not None and (isinstance(cause, self._onejob.permanent) or is_hard_limit(cause)):
             raise cause
         if cause is None or cause is sys.exc_info()[1]:
             return super().retry(args, kwargs, exc, **options)

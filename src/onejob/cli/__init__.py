@@ -4,6 +4,8 @@ from typing import Any
 
 import click
 
+from onejob.concurrency.pool_name import register_pool
+
 ABOUT = "Inspect and operate the app's onejob jobs."
 
 
@@ -19,4 +21,5 @@ class LazyCommand(click.Command):
         return celery_group.make_context(info_name, args, parent, **extra)
 
 
+register_pool()  # before `celery` reads its options
 celery_command = LazyCommand("onejob", help=ABOUT)

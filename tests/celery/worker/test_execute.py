@@ -377,13 +377,14 @@ def test_the_child_of_a_retried_run_is_not_killed(
     else:
         shop.ledger.crash(job, "its worker process died", "{}")
     shop.claim(job.id, "of-the-next-run")
-    seen: list[str] = []
+    seen, interrupted = list[str](), list[type[BaseException]]()
     child: Any = SimpleNamespace(
-        id=job.id, claim=job.claim, seen_by_heartbeat=True, kill_child=lambda: seen.append("killed")
-    )
+        id=job.id, claim=job.claim, seen_by_heartbeat=True, kill_child=lambda: seen.append("killed"),
+        interrupt=lambda error: interrupted.append(type(error)),
+    )  # fmt: skip
     monkeypatch.setattr("onejob.celery.worker.heartbeat.active_requests", lambda: [child])
     assert Heartbeat(shop.app, "north", Registration).renew()
-    assert seen == killed
+    assert (seen, interrupted) == (killed, [LeaseLost] * len(killed))
 
 
 def test_the_recovery_of_a_lost_child_delays_no_lease(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:

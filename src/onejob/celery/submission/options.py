@@ -10,7 +10,6 @@ from typing import Any, Protocol, Self
 
 from celery import Celery
 from celery import Task as CeleryTask
-from celery.exceptions import TimeLimitExceeded
 
 from onejob.celery import option_declarations as option_names
 from onejob.celery.app_state import app_state_of
@@ -123,7 +122,7 @@ class TaskOptions:
             "identifier": identifier,
             "attaches_by_default": task.on_duplicate is None,
             "lease": task.lease or settings.lease,
-            "permanent": (PermanentError, InvalidPayloadError, TimeLimitExceeded, *task.permanent_for),
+            "permanent": (PermanentError, InvalidPayloadError, *task.permanent_for),
             "names_shadow": task.shadow_name is not CeleryTask.shadow_name,
             "typed": typed,
             "is_coroutine": iscoroutinefunction(body),

@@ -19,13 +19,13 @@ from typing import Any
 from celery.concurrency.base import BasePool, apply_target
 
 from onejob.celery.app_state import app_state_of
-from onejob.celery.coroutines.bodies import awaiting
-from onejob.celery.coroutines.execution import Callbacks, Execution, set_execution
-from onejob.celery.coroutines.feed import Feed, feed_of
-from onejob.celery.coroutines.watch import Hold, LoopWatch
+from onejob.celery.bodies import awaiting, set_awaiter
 from onejob.celery.local_stacks import follow_context, set_stack_owner
 from onejob.celery.run import draining
 from onejob.celery.run_log import format_line
+from onejob.celery.worker.coroutines.execution import Callbacks, Execution
+from onejob.celery.worker.coroutines.feed import Feed, feed_of
+from onejob.celery.worker.coroutines.watch import Hold, LoopWatch
 from onejob.celery.worker.execute import Refusal
 from onejob.celery.worker.run_end import apply_end, end_of
 from onejob.concurrency.greenlets import call_in_bridge
@@ -254,5 +254,5 @@ class TaskPool(CeleryPool):  # type: ignore[misc]
 
 def _enter(execution: Execution) -> None:
     """Make an execution that of this context."""
-    set_execution(execution)
+    set_awaiter(execution.await_body)
     set_stack_owner(execution)

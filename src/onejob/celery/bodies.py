@@ -10,15 +10,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar, copy_context
 from functools import partial, wraps
 from inspect import iscoroutine
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
+
+from celery.exceptions import TimeLimitExceeded
 
 from onejob.celery.local_stacks import follow_body
 from onejob.celery.run import current_run_or_none
 from onejob.errors import describe
 from onejob.stores.carrier import can_wait
-
-if TYPE_CHECKING:
-    from onejob.celery.coroutines.execution import Execution
 
 T = TypeVar("T")
 _of_thread = threading.local()
@@ -26,6 +25,9 @@ _INNER, _AWAITS = "_orig_run", "_onejob_awaits"
 """The attribute in which Celery keeps the body of a task with `autoretry_for`, and the mark of one that awaits."""
 _is_calling: ContextVar[bool] = ContextVar("onejob_is_calling_body", default=False)
 """Whether `awaiting` is calling a body."""
+_awaiter: ContextVar[Callable[[Coroutine[Any, Any, Any]], Any] | None] = ContextVar("onejob_awaiter", default=None)
+set_awaiter = _awaiter.set
+"""Gives a context the function that returns the result of a coroutine in the event loop of its worker."""
 
 
 def awaiting(task: Any, body: Callable[..., Any]) -> Callable[..., Any]:
@@ -84,12 +86,9 @@ def await_body(value: Any) -> Any:
     """Return a value, or if it is a coroutine its result."""
     if not iscoroutine(value):
         return value
-    if can_wait():
-        from onejob.celery.coroutines.execution import current_execution  # imports greenlet
-
-        execution: Execution | None = current_execution()
-        if execution is not None:
-            return execution.await_body(value)
+    awaiter = _awaiter.get()
+    if awaiter is not None and can_wait():
+        return awaiter(value)
     if asyncio._get_running_loop() is None:  # noqa: SLF001 - documented for this
         return _run(value)
     # A task that is called at once, within a coroutine: its loop cannot run another one.
@@ -119,3 +118,21 @@ def _loop() -> asyncio.AbstractEventLoop:
         _of_thread.process, _of_thread.runner = os.getpid(), asyncio.Runner()
     loop: asyncio.AbstractEventLoop = _of_thread.runner.get_loop()
     return loop
+
+
+# --- hard time limits, which end a process elsewhere: no job is retried after one --------------------------------------
+
+
+_ENDS_JOB = "onejob_ends_job"
+
+
+def hard_limit(seconds: float) -> TimeLimitExceeded:
+    """Return the error by which a body ends that has exceeded its hard time limit."""
+    error = TimeLimitExceeded(seconds)
+    setattr(error, _ENDS_JOB, True)
+    return error
+
+
+def is_hard_limit(error: BaseException) -> bool:
+    """Return whether an error is one of `hard_limit`, and none that a body has raised."""
+    return hasattr(error, _ENDS_JOB)

@@ -12,8 +12,8 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
-from onejob.celery.coroutines.execution import Execution
 from onejob.celery.slots import members_of
+from onejob.celery.worker.coroutines.execution import Execution
 
 BEAT = 0.25
 """Seconds between two signs of life of the loop, and between two looks."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from contextvars import ContextVar
 from typing import Any, TypeVar
 
-from celery.exceptions import Ignore, SoftTimeLimitExceeded, TimeLimitExceeded
+from celery.exceptions import Ignore, SoftTimeLimitExceeded
 
+from onejob.celery.bodies import hard_limit
+from onejob.celery.local_stacks import owner_in
 from onejob.celery.run import Run, current_run_or_none
 from onejob.concurrency.greenlets import wait_for
 from onejob.errors import JobReleased, describe
@@ -18,11 +19,6 @@ T = TypeVar("T")
 logger = logging.getLogger("onejob")
 GRACE = 5.0
 """For how many seconds a body may go on after it was interrupted: to close what it has opened."""
-_execution: ContextVar[Execution | None] = ContextVar("onejob_execution", default=None)
-set_execution = _execution.set
-"""Makes an execution that of a context."""
-current_execution = _execution.get
-"""Returns the execution of this context, or None."""
 
 
 class Execution:
@@ -57,7 +53,7 @@ class Execution:
         if task is None or task is self.task:
             return task is not None
         context = getattr(task, "get_context", lambda: None)()  # from Python 3.12 on
-        return context is not None and context.get(_execution) is self
+        return context is not None and owner_in(context) is self
 
     def start_timers(self) -> None:
         """Begin to count the time of the limits."""
@@ -65,7 +61,7 @@ class Execution:
         if soft:
             self._timers.append(self._loop.call_later(soft, self._exceed_soft, soft))
         if hard:
-            self._timers.append(self._loop.call_later(hard, self._interrupt, TimeLimitExceeded(hard)))
+            self._timers.append(self._loop.call_later(hard, self._interrupt, hard_limit(hard)))
 
     def _exceed_soft(self, seconds: float) -> None:
         self._callbacks.timeout(True, seconds)  # noqa: FBT003 - Celery's signature; it logs the limit
