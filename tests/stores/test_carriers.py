@@ -217,7 +217,7 @@ def test_a_locked_row_delays_its_caller_only(postgres: PostgresStore, postgres_s
             user.rollback()
 
         claims = [partial(claim_one, job_id) for job_id in IDS]
-        together(partial(Gathering().call, *claims), unlock)
+        together(partial(Gathering().gather, *claims), unlock)
     assert granted[-1] == "job-3"
     assert sorted(granted) == sorted(IDS)
 

@@ -120,7 +120,7 @@ def _loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
-# --- hard time limits, which end a process elsewhere: no job is retried after one --------------------------------------
+# --- hard time limits, which end a process elsewhere: no job is retried after one -------------------------------------
 
 
 _ENDS_JOB = "onejob_ends_job"
