@@ -114,10 +114,27 @@ def _run(coroutine: Coroutine[Any, Any, T]) -> T:
 
 def _loop() -> asyncio.AbstractEventLoop:
     """Return the event loop of this thread, which all its tasks share, with their connections."""
-    if getattr(_of_thread, "process", None) != os.getpid():  # a loop of the parent of a fork has the parent's files
-        _of_thread.process, _of_thread.runner = os.getpid(), asyncio.Runner()
-    loop: asyncio.AbstractEventLoop = _of_thread.runner.get_loop()
-    return loop
+    held: _ThreadLoop | None = getattr(_of_thread, "held", None)
+    if held is None or held.process != os.getpid():
+        _inherited.append(held)
+        held = _of_thread.held = _ThreadLoop()
+    return held.loop
+
+
+_inherited: list[_ThreadLoop | None] = []
+"""The loops of the parent of this process, which share their files with it, and must not be closed here."""
+
+
+class _ThreadLoop:
+    """An event loop that is closed when its thread ends."""
+
+    def __init__(self) -> None:
+        self.process = os.getpid()
+        self.loop = asyncio.new_event_loop()
+
+    def __del__(self) -> None:
+        if self.process == os.getpid():
+            self.loop.close()
 
 
 # --- hard time limits, which end a process elsewhere: no job is retried after one -------------------------------------
