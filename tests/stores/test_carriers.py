@@ -273,9 +273,10 @@ def test_a_server_that_is_away_is_asked_once_for_all(monkeypatch: pytest.MonkeyP
         attempts.append(1)
         raise psycopg.OperationalError("connection refused")
 
-    monkeypatch.setattr(connection, "RETRY_DELAYS", ())
-    monkeypatch.setattr(connection.Pool, "_take", refuse)
-    answers = Gathering().gather(*claims_of(postgres))
+    with monkeypatch.context() as patched:  # which other stores of this process use, too
+        patched.setattr(connection, "RETRY_DELAYS", ())
+        patched.setattr(connection.Pool, "_take", refuse)
+        answers = Gathering().gather(*claims_of(postgres))
     assert all(isinstance(each, StoreUnavailableError) for each in answers)
     assert len(attempts) == 1
 
