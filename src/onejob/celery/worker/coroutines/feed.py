@@ -190,15 +190,20 @@ class BrokerFeed(Feed):
     def __init__(self, worker: Any, consumed: Callable[[], Iterable[str]]) -> None:
         super().__init__(worker, consumed)
         self._store = cast("MessagePushingStore", self._app_state.ledger.store)
-        self._hub: Waker | None = None
+        self._hub_waker = Waker()
+        self._turn = 0
+        """How many looks there were: each begins with another queue, as Celery's consumer does."""
+        self._watch_hub(worker.hub)
 
     def take(self, queues: Sequence[str], limit: int) -> tuple[list[Payload], float | None]:
         """Take the messages of jobs from the lists of the broker."""
         channel = self._worker.consumer.task_consumer.channel
+        self._turn += 1
+        first = self._turn % len(queues)
         lists = [
             f"{channel.global_keyprefix}{channel._q_for_pri(queue, priority)}"  # noqa: SLF001 - kombu's
             for priority in channel.priority_steps
-            for queue in queues
+            for queue in (*queues[first:], *queues[:first])
         ]
         found = self._store.pop_messages(lists, containing=f'"{MARK}": "', limit=limit)
         was_fed, self._app_state.is_fed = self._app_state.is_fed, bool(found)
@@ -209,8 +214,10 @@ class BrokerFeed(Feed):
     def _wake_consumer(self) -> None:
         """Let the event loop of Celery's consumer wait for messages again."""
         hub = self._worker.consumer.hub
+        if hub is not None and self._hub_waker.reader.fileno() not in hub.readers:  # a lost connection has reset it
+            hub.call_soon(self._watch_hub, hub)
+        self._hub_waker.wake()
+
+    def _watch_hub(self, hub: Any) -> None:
         if hub is not None:
-            if self._hub is None:
-                self._hub = Waker()
-                hub.call_soon(hub.add_reader, self._hub.reader, self._hub.clear)
-            self._hub.wake()
+            hub.add_reader(self._hub_waker.reader, self._hub_waker.clear)
