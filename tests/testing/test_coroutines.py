@@ -13,7 +13,7 @@ from onejob.testing import Jobs, run_job
 app: Any = Celery("coroutines", broker="memory://", set_as_current=False)
 
 
-@onejob.task(app, autoretry_for=(ValueError,), default_retry_delay=60)
+@onejob.task(app, shared=False, autoretry_for=(ValueError,), default_retry_delay=60)
 async def summarise(text: str, fails: int = 0) -> str:
     job = onejob.current_job()
     first, second = await asyncio.gather(job.astep("first", shout, text), job.astep("second", shout, "!"))
@@ -28,7 +28,7 @@ async def shout(text: str) -> str:
     return text.upper()
 
 
-@onejob.task(app)
+@onejob.task(app, shared=False)
 async def double(number: int) -> int:
     await asyncio.sleep(0)
     return 2 * number
