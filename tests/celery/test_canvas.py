@@ -374,6 +374,7 @@ def test_a_replacement_that_breaks_ends_the_job(new_cluster: Callable[..., Clust
 
 
 @pytest.mark.deep
+@provokes(Transition.PUBLISH, because="a busy machine looks once more, after a lease")
 def test_the_end_of_an_unknown_replacement_is_not_awaited_for_ever(new_cluster: Callable[..., Cluster]) -> None:
     """A job whose replacement ends nowhere fails after `result_expires`, and blocks its identity no longer."""
     cluster = new_cluster(result_expires=1, onejob_lease=LEASE)
