@@ -7,7 +7,6 @@ them. The driver always works in the event loop of its connection.
 from __future__ import annotations
 
 import asyncio
-import re
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -17,11 +16,10 @@ from typing import Any, Protocol, TypeVar
 
 from onejob.celery.async_calls import run_in_thread
 from onejob.errors import ConfigurationError
-from onejob.transactions.sessions import OpenTransaction, PsycopgTransaction, Rows, pyformat
+from onejob.transactions.sessions import PARAMETER, OpenTransaction, PsycopgTransaction, Rows, pyformat
 
 T = TypeVar("T")
 S_co = TypeVar("S_co", covariant=True)
-_PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+)")
 _SMALL = 2**31
 _TYPES = {bool: "boolean", float: "double precision", str: "text"}
 
@@ -229,7 +227,7 @@ def _type_of(value: object) -> str:
 
 @cache
 def _names(sql: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(_PARAMETER.findall(sql)))
+    return tuple(dict.fromkeys(PARAMETER.findall(sql)))
 
 
 @cache
@@ -240,4 +238,4 @@ def _numbered(sql: str, types: tuple[str, ...]) -> str:
         name: f"${number}{kind and f'::{kind}'}"
         for number, (name, kind) in enumerate(zip(names, types, strict=True), 1)
     }
-    return _PARAMETER.sub(lambda match: texts[match[1]], sql)
+    return PARAMETER.sub(lambda match: texts[match[1]], sql)

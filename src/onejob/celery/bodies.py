@@ -69,7 +69,7 @@ def _await_in_calls(inner: Callable[..., Any]) -> Callable[..., Any]:
 
 def _await(value: Any) -> Any:
     """Return the value of a body, or the result of its coroutine, once the open transactions are rolled back."""
-    return await_body(_ending(value)) if iscoroutine(value) else value
+    return _await_coroutine(_ending(value)) if iscoroutine(value) else value
 
 
 async def _ending(coroutine: Coroutine[Any, Any, T]) -> T:
@@ -82,18 +82,16 @@ async def _ending(coroutine: Coroutine[Any, Any, T]) -> T:
             await run.arollback_sessions()
 
 
-def await_body(value: Any) -> Any:
-    """Return a value, or if it is a coroutine its result."""
-    if not iscoroutine(value):
-        return value
+def _await_coroutine(coroutine: Coroutine[Any, Any, T]) -> T:
     awaiter = _awaiter.get()
     if awaiter is not None and can_wait():
-        return awaiter(value)
+        result: T = awaiter(coroutine)
+        return result
     if asyncio._get_running_loop() is None:  # noqa: SLF001 - documented for this
-        return _run(value)
+        return _run(coroutine)
     # A task that is called at once, within a coroutine: its loop cannot run another one.
     with ThreadPoolExecutor(1, "onejob-eager") as thread:
-        return thread.submit(copy_context().run, partial(asyncio.run, value)).result()
+        return thread.submit(copy_context().run, partial(asyncio.run, coroutine)).result()
 
 
 def _run(coroutine: Coroutine[Any, Any, T]) -> T:
@@ -116,12 +114,13 @@ def _loop() -> asyncio.AbstractEventLoop:
     """Return the event loop of this thread, which all its tasks share, with their connections."""
     held: _ThreadLoop | None = getattr(_of_thread, "held", None)
     if held is None or held.process != os.getpid():
-        _inherited.append(held)
+        if held is not None:
+            _inherited.append(held)
         held = _of_thread.held = _ThreadLoop()
     return held.loop
 
 
-_inherited: list[_ThreadLoop | None] = []
+_inherited: list[_ThreadLoop] = []
 """The loops of the parent of this process, which share their files with it, and must not be closed here."""
 
 

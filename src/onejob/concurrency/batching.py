@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 
 from celery.utils.functional import LRUCache
 
-from onejob.stores.carrier import Pending
+from onejob.stores.carrier import Pending, or_error
 from onejob.stores.protocol import BATCH_LIMIT
 
 T = TypeVar("T")
@@ -110,14 +110,6 @@ def _resolve(future: asyncio.Future[Result], result: Result) -> None:
 def _resolve_by(future: asyncio.Future[Result], computed: asyncio.Future[Result]) -> None:
     if not computed.cancelled():  # as at the end of the event loop
         _resolve(future, computed.result())
-
-
-def or_error(function: Callable[[], T]) -> T | Exception:
-    """Return the value or the exception of a function. A future takes each as its result, also StopIteration."""
-    try:
-        return function()
-    except Exception as error:  # noqa: BLE001 - the coroutine that has asked for the result raises it
-        return error
 
 
 class TTLCache(Generic[T]):

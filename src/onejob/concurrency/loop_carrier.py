@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
-from onejob.concurrency.batching import MAX_BATCHES, MAX_DEFERRED, or_error
+from onejob.concurrency.batching import MAX_BATCHES, MAX_DEFERRED
 from onejob.concurrency.greenlets import call_in_bridge, is_bridged, wait_for
-from onejob.stores.carrier import Pending, carried
+from onejob.stores.carrier import Pending, carried, or_error
 from onejob.stores.protocol import BATCH_LIMIT
 
 T = TypeVar("T")

@@ -22,6 +22,14 @@ class Pending(Generic[Result]):
         self.compute = compute
 
 
+def or_error(function: Callable[[], T]) -> T | Exception:
+    """Return the value or the exception of a function. A future takes each as its result, also StopIteration."""
+    try:
+        return function()
+    except Exception as error:  # noqa: BLE001 - the coroutine that has asked for the result raises it
+        return error
+
+
 class Carrier(Protocol):
     """Carries the requests of many callers to a store together, while their thread does other work."""
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from onejob.errors import ConfigurationError
 
-_NAME = re.compile(r"(?<![:\w]):([a-z_]+)")
+PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+)")
 Rows = list[dict[str, Any]]
 _OPEN = frozenset({1, 2, 3})
 """libpq's status of a transaction while a command runs, between two commands, and after a failed command."""
@@ -338,7 +338,7 @@ def _by_column(cursor: Any) -> Rows:
 @cache
 def pyformat(sql: str) -> str:
     """Return a statement with `%(name)s` placeholders instead of `:name`."""
-    return _NAME.sub(r"%(\1)s", sql.replace("%", "%%"))
+    return PARAMETER.sub(r"%(\1)s", sql.replace("%", "%%"))
 
 
 _ADAPTERS: tuple[tuple[str, str, Callable[[Any], OpenTransaction]], ...] = (

@@ -23,7 +23,7 @@ from onejob.api.fair_threads import SEARCHES, IsOver
 from onejob.api.job_reads import WAITS_PER_CALLER, Include, JobPages, JobWatcher
 from onejob.api.problems import Problem
 from onejob.api.response_models import PAGE_LIMIT, CursorText, decode_cursor, etag_matches, etag_of, job_json
-from onejob.concurrency.batching import Batcher, PerEventLoop, or_error
+from onejob.concurrency.batching import Batcher, PerEventLoop
 from onejob.errors import JobNotFoundError
 from onejob.jobs.costs import CostsBy
 from onejob.jobs.history import Entry
@@ -38,7 +38,7 @@ from onejob.ledger.job_filters import FILTERS, query_of
 from onejob.ledger.ledger import Ledger
 from onejob.ledger.reader import JobReader, Visibility
 from onejob.ledger.stats import DuplicateSummary, summarize_duplicates
-from onejob.stores.carrier import Pending
+from onejob.stores.carrier import Pending, or_error
 from onejob.stores.protocol import GroupBy
 
 ID_LIMIT = 255

@@ -20,9 +20,10 @@ from celery.exceptions import TimeoutError as CeleryTimeoutError
 from onejob.celery.app_state import app_state_of
 from onejob.celery.messages.payload import REPLACED
 from onejob.celery.results.timeouts import obstacle_to, timeout_text
-from onejob.concurrency.batching import Batcher, or_error
+from onejob.concurrency.batching import Batcher
 from onejob.jobs.model import JobRow
 from onejob.ledger.ledger import Ledger
+from onejob.stores.carrier import or_error
 from onejob.stores.protocol import Channel
 
 logger = logging.getLogger("onejob")

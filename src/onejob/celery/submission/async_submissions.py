@@ -18,12 +18,12 @@ from onejob.celery.results.result import AsyncResult
 from onejob.celery.run import current_run_or_none
 from onejob.celery.submission.call import Call, Prepared, checked_arguments, prepare
 from onejob.celery.submission.submit import admit, answer
-from onejob.concurrency.batching import Batcher, or_error
+from onejob.concurrency.batching import Batcher
 from onejob.errors import StoreBusyError
 from onejob.jobs.model import Admission
 from onejob.observability import tracing
 from onejob.observability.tracing import SubmissionSpan
-from onejob.stores.carrier import Pending
+from onejob.stores.carrier import Pending, or_error
 
 T = TypeVar("T")
 Item = TypeVar("Item")

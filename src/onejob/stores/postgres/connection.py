@@ -24,6 +24,7 @@ from onejob.stores.forks import abandon_in_children
 from onejob.stores.postgres.errors import rule_of, translate
 from onejob.stores.postgres.statements import Rows, Sharing, Statement
 from onejob.stores.verdicts import AWAY, Verdict
+from onejob.transactions.sessions import PARAMETER
 
 T = TypeVar("T")
 
@@ -71,7 +72,6 @@ _POOLER = re.compile(r"(?<=[?&])pooler=([^&#]*)&?")
 _MISREAD = re.compile(r"[^/?]*@[^/?]*@|[^@/?]*/[^?]*@")
 """The beginning of a URL whose password has a plain `@` or `/`: libpq would take a part of the password for the host,
 and name it in errors."""
-_PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+)")
 UNPREPARED = "/* unprepared */"
 """The beginning of statements whose plan depends on their values: prepared, they would get a generic plan after five
 executions."""
@@ -416,8 +416,8 @@ def _number_parameters(text: str) -> tuple[str, tuple[str, ...], int | None]:
 
     psycopg parses other placeholders on every call.
     """
-    names = tuple(dict.fromkeys(_PARAMETER.findall(text)))
-    numbered = _PARAMETER.sub(lambda name: f"${names.index(name[1]) + 1}", text)
+    names = tuple(dict.fromkeys(PARAMETER.findall(text)))
+    numbered = PARAMETER.sub(lambda name: f"${names.index(name[1]) + 1}", text)
     return numbered, names, names.index("sources") if "sources" in names else None
 
 

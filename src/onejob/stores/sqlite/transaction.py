@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 from onejob.errors import ConfigurationError, StoreBusyError, StoreError
 from onejob.jobs.history import claim_detail
 from onejob.jobs.model import Applied, JobRow
+from onejob.stores.carrier import or_error
 from onejob.stores.schema import LedgerSchema, check_version
 from onejob.stores.sql import job_of
 from onejob.stores.sqlite.connection import ForkSafeConnection
@@ -169,7 +170,7 @@ def _run_as_one(shared: ForkSafeConnection, clock: Callable[[], float], requests
         except StoreError as error:
             if isinstance(error, StoreBusyError):
                 raise
-    return [_or_error(partial(run_alone, shared, clock, *request)) for request in requests]
+    return [or_error(partial(run_alone, shared, clock, *request)) for request in requests]
 
 
 def _run_one(shared: ForkSafeConnection, tx: Transaction, clock: Callable[[], float], request: Request) -> Any:
@@ -196,13 +197,6 @@ def _run_or_error(shared: ForkSafeConnection, request: Request, tx: Transaction)
             raise
         return translate(error, shared.path)
     except Exception as error:  # noqa: BLE001 - it is raised in its caller
-        return error
-
-
-def _or_error(function: Callable[[], T]) -> T | Exception:
-    try:
-        return function()
-    except Exception as error:  # noqa: BLE001 - as above
         return error
 
 

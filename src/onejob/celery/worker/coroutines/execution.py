@@ -24,13 +24,15 @@ GRACE = 5.0
 class Execution:
     """One call of a task by the pool. Only the thread of the event loop uses it, except where a method says so.
 
-    `limits`: the soft and the hard time limit in seconds; None without one. `callbacks`: of Celery's request.
+    `limits`: the soft and the hard time limit in seconds; None without one. `on_end` and
+    `on_soft_limit` are the functions of Celery's request.
     `give_up` is called for a body that goes on, `GRACE` seconds after what has interrupted it.
     """
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, name: str, limits: tuple[float | None, float | None],
-        callbacks: Callbacks, give_up: Callable[[Execution, BaseException], object],
+        on_end: Callable[[Any], object], on_soft_limit: Callable[[bool, float], object],
+        give_up: Callable[[Execution, BaseException], object],
     ) -> None:  # fmt: skip
         self.name = name
         """The name of the task of Celery."""
@@ -40,7 +42,8 @@ class Execution:
         """The run of the job; None before its body, and for a task that is no job."""
         self._loop = loop
         self._limits = limits
-        self._callbacks = callbacks
+        self._on_end = on_end
+        self._on_soft_limit = on_soft_limit
         self._give_up = give_up
         self._timers: list[asyncio.TimerHandle] = []
         self._interruption: BaseException | None = None
@@ -64,14 +67,14 @@ class Execution:
             self._timers.append(self._loop.call_later(hard, self._interrupt, hard_limit(hard)))
 
     def _exceed_soft(self, seconds: float) -> None:
-        self._callbacks.timeout(True, seconds)  # noqa: FBT003 - Celery's signature; it logs the limit
+        self._on_soft_limit(True, seconds)  # noqa: FBT003 - Celery's signature; it logs the limit
         self._interrupt(SoftTimeLimitExceeded(seconds))
 
     def report(self, result: Any) -> None:
         """Report the end to Celery's request, once: a body that was given up may end later."""
         if not self._has_ended:
             self.end()
-            self._callbacks.end(result)
+            self._on_end(result)
 
     def end(self) -> None:
         """Stop the timers."""
@@ -133,12 +136,3 @@ class Execution:
     def terminate(self, _signal: object = None) -> None:
         """End the body of a task that is no job, as Celery's request asks; that of a job has interrupted it before."""
         self.interrupt(Ignore("terminated on request"))
-
-
-class Callbacks:
-    """The functions that Celery's request of a task gives to a pool, for the start, the end and the soft time limit."""
-
-    __slots__ = ("accept", "end", "timeout")
-
-    def __init__(self, accept: Any, end: Any, timeout: Any) -> None:
-        self.accept, self.end, self.timeout = accept, end, timeout

@@ -23,7 +23,7 @@ from onejob.celery.bodies import awaiting, set_awaiter
 from onejob.celery.local_stacks import follow_context, set_stack_owner
 from onejob.celery.run import draining
 from onejob.celery.run_log import format_line
-from onejob.celery.worker.coroutines.execution import Callbacks, Execution
+from onejob.celery.worker.coroutines.execution import Execution
 from onejob.celery.worker.coroutines.feed import Feed, feed_of
 from onejob.celery.worker.coroutines.watch import Hold, LoopWatch
 from onejob.celery.worker.execute import Refusal
@@ -98,9 +98,8 @@ class TaskPool(CeleryPool):  # type: ignore[misc]
         soft_timeout: float | None = None, timeout: float | None = None, **_: Any,
     ) -> Execution:  # fmt: skip
         """Run a task as soon as there is a free place, and return its execution."""
-        callbacks = Callbacks(accept_callback, callback, timeout_callback)
         limits = soft_timeout or self.options.get("soft_timeout"), timeout or self.options.get("timeout")
-        execution = Execution(self._loop, str(args[0]), limits, callbacks, self._give_up)
+        execution = Execution(self._loop, str(args[0]), limits, callback, timeout_callback, self._give_up)
         call = partial(apply_target, target, args, kwargs, execution.report, accept_callback)
         self._waiting.append((execution, call))
         self.wake()
