@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from onejob.jobs.lifecycle import State, Transition
 from onejob.ledger.explain import explain
 from onejob.observability.events import LOOP_HELD
+from onejob.stores.protocol import LOOK_INTERVAL
 from tests.cases import further
 from tests.celery.harness import DELIVERS, LEASE, PATIENCE, Cluster, await_
 from tests.celery.test_crash import stops
@@ -226,6 +228,22 @@ def test_messages_of_other_tasks_pass_the_feed(new_cluster: Callable[..., Cluste
     cluster.await_rest()
     assert {len(cluster.marks(f"plain-{number}", "plain")) for number in range(30)} == {1}
     assert {cluster.runs(f"job-{number}") for number in range(30)} == {1}
+    cluster.assert_quiet()
+
+
+@pytest.mark.parametrize("kind", ["PostgreSQL alone", "one Redis", *further("SQLite alone")])
+def test_an_idle_worker_begins_a_job_at_its_signal(new_cluster: Callable[..., Cluster], kind: str) -> None:
+    """Jobs that come one after the other, and one that waits for a new queue's consumer, wait for no regular look."""
+    store, settings = KINDS[kind]
+    cluster = new_cluster(store, **settings)
+    cluster.worker(*POOL, "-c", "4")
+    began = time.monotonic()
+    for number in range(5):
+        assert cluster.await_play.delay(f"{number}", [f"return:{number}"]).get(PATIENCE) == f"{number}"
+    waiting = cluster.await_play.apply_async(("later", ["return:later"]), queue="later")
+    cluster.app.control.add_consumer("later", reply=True)
+    assert waiting.get(PATIENCE) == "later"
+    assert time.monotonic() - began < 2 * LOOK_INTERVAL, "with a look for each job it would be five times that interval"
     cluster.assert_quiet()
 
 

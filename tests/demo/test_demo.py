@@ -23,7 +23,7 @@ from onejob.demo.supervisor import SOCKET_PATH_LIMIT, ApiClient, DemoError, make
 from tests.services import eventually
 
 DEMO = [sys.executable, "-c", "from onejob.cli.commands import main; main()", "demo"]
-PATIENCE = 150.0
+PATIENCE = 290.0
 
 
 @pytest.fixture

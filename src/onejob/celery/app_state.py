@@ -89,6 +89,8 @@ class AppState:
         """The ids of the messages received last, by exchange, routing key and priority: in a worker's parent."""
         self.is_fed = False
         """Whether the pool of this worker takes jobs from the ledger by itself, instead of the worker's consumer."""
+        self.wake_feed: Callable[[], object] = lambda: None
+        """Lets such a pool look for jobs; any thread may call it."""
         self.slots: Slots | None = None
         """The slots of a worker that takes jobs from the ledger, in its parent: how many more jobs it can run."""
         self._ledger: Ledger | None = None

@@ -95,7 +95,7 @@ class Children:
         self._groups.flush()
 
 
-START_SECONDS = 30.0
+START_SECONDS = 90.0
 SOCKET_PATH_LIMIT = 103
 """Bytes of the path of a Unix socket that every system accepts: macOS takes 103, Linux 107."""
 WORKERS = ("north", "south")

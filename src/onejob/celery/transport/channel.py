@@ -309,7 +309,7 @@ class Channel(VirtualChannel):  # type: ignore[misc]
             return
         sources = [source for source in self.connection.sources if payload in {"", source.signal}]
         if self.connection.jobs in sources:
-            self.connection.jobs.prefetch.note_arrival()
+            self.connection.jobs.note_arrival()
         self._due[no_ack].update(sources)
         self.connection.wake()
 

@@ -170,6 +170,11 @@ class JobMessages:
         """Whether a worker takes the jobs."""
         return self._takes_for_pool or self._app_state.slots is not None
 
+    def note_arrival(self) -> None:
+        """Note that jobs may have come: for an open request, and for a pool that feeds itself."""
+        self.prefetch.note_arrival()
+        self._app_state.wake_feed()
+
     def take(self, queues: Sequence[str], limit: int, *, no_ack: bool) -> tuple[list[Taken], bool]:
         """Return due jobs of queues, and whether there may be more; none with `no_ack`, as for replies."""
         if no_ack or not queues or self._app_state.is_fed is not self._takes_for_pool:

@@ -30,7 +30,7 @@ from onejob.celery.transport.job_delivery import JobMessages
 from onejob.celery.worker.request import LedgerMessage
 from onejob.concurrency.loops import FailureLog
 from onejob.errors import StoreError
-from onejob.stores.protocol import LOOK_INTERVAL, Channel, MessagePushingStore
+from onejob.stores.protocol import LOOK_INTERVAL, MessagePushingStore
 
 logger = logging.getLogger("onejob")
 Payload: TypeAlias = "dict[str, Any]"
@@ -61,7 +61,6 @@ class Feed(ABC):
         self._app_state: AppState = app_state_of(worker.app)
         self._woken = asyncio.Event()
         self._failures = FailureLog("the delivery of jobs")
-        self._unsubscribe: Callable[[], object] = lambda: None
         self._accept = prepare_accept_content(worker.app.conf.accept_content)
 
     # --- what kinds of feeds differ in ------------------------------------------------------------------------------
@@ -89,7 +88,6 @@ class Feed(ABC):
                     self._receive(payload)
             if pause is None or pause > 0 or self._free() <= 0:
                 await self._wait(pause)
-        self._unsubscribe()
 
     def wake(self) -> None:
         """Look for jobs now: in the thread of the event loop."""
@@ -172,8 +170,7 @@ class LedgerFeed(Feed):
         super().__init__(worker, consumed)
         self._app_state.is_fed = True
         self._jobs = JobMessages(worker.app, lambda *_: None, takes_for_pool=True)
-        signals = self._app_state.ledger.store.signals
-        self._unsubscribe = signals.subscribe(Channel.DUE, "", lambda _: self.wake_soon())
+        self._app_state.wake_feed = self.wake_soon  # the worker's consumers hear the signals of their queues
 
     def take(self, queues: Sequence[str], limit: int) -> tuple[list[Payload], float | None]:
         """Take jobs that are due, and find out when the next one is."""
