@@ -32,16 +32,32 @@ LISTS = frozenset({"find", "find_light", "count_jobs", "count_newest", "list_sta
 
 
 @pytest.fixture(scope="module")
-def plans(postgres_server: PostgresServer) -> Iterator[list[Plan]]:
+def plans(postgres_server: PostgresServer) -> list[Plan]:
+    """Return the plans of all statements among many jobs."""
+    return plans_among(JOBS, postgres_server.url)
+
+
+def plans_among(jobs: int, url: str) -> list[Plan]:
+    """Return the plans of all statements in a ledger of so many jobs."""
     schema = f"test_{secrets.token_hex(4)}"
-    make_ledger(postgres_server.url, schema)
-    with psycopg.connect(postgres_server.url, autocommit=True) as connection:
-        fill(connection, schema, JOBS)
-        with psycopg.connect(postgres_server.url, row_factory=dict_row) as trial:
+    make_ledger(url, schema)
+    with psycopg.connect(url, autocommit=True) as connection:
+        if jobs:
+            fill(connection, schema, jobs)
+        with psycopg.connect(url, row_factory=dict_row) as trial:
             found = explained(trial, schema)
             trial.rollback()
-        yield found
         connection.execute(f"drop schema {schema} cascade".encode())
+    return found
+
+
+def indexes_of_jobs(plans: list[Plan]) -> dict[tuple[str, str], set[str]]:
+    """Return the indexes by which each statement finds jobs, by its name and mode."""
+    found: dict[tuple[str, str], set[str]] = {}
+    for plan in plans:
+        names = {node["Index Name"] for _, node in plan.nodes() if node.get("Index Name", "").startswith("jobs_")}
+        found.setdefault((plan.name, plan.mode), set()).update(names)
+    return found
 
 
 def test_every_statement_has_its_plans(plans: list[Plan]) -> None:
@@ -107,6 +123,13 @@ def test_the_first_parked_job_is_found_by_an_index(plans: list[Plan], name: str,
         assert max(node["Actual Rows"] for node in parked) <= 1
         sorted_by = {key for _, node in plan.nodes() for key in node.get("Sort Key", ())}
         assert not {key for key in sorted_by if "priority_rank" in key}
+
+
+def test_a_new_ledger_has_the_plans_of_a_large_one(plans: list[Plan], postgres_server: PostgresServer) -> None:
+    """A plan that was chosen among few jobs, and is kept while thousands come, leads by no other index to them."""
+    among_many = indexes_of_jobs(plans)
+    for key, indexes in indexes_of_jobs(plans_among(0, postgres_server.url)).items():
+        assert key[0] in LISTS or indexes <= among_many[key], key
 
 
 def test_a_page_of_a_state_begins_at_its_position(plans: list[Plan]) -> None:

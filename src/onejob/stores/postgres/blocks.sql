@@ -15,7 +15,7 @@ delete from onejob.blocks where id = :id
 with {clock},
 first as (
   select id from onejob.jobs
-  where parked_on = cast(:parked_on as text) and parked_on <> '' and lease_until is null and finished_at is null
+  where {is_parked}
   order by priority_rank desc, created_at, id limit cast(:limit as bigint)
   for no key update
 )

@@ -31,7 +31,7 @@ update onejob.jobs as jobs set
   ),
   published_at = case when not cast(:lost as boolean) then published_at end
 from clock
-where id = any(cast(:ids as text[])) and {is_waiting}
+where id = any(cast(:ids as text[])) and {is_waiting_by_id}
   and not (cast(:lost as boolean) and (published_at is null or run_at > now or coalesce(parked_on, '') <> ''))
   and coalesce(abs(wake_at - (cast(:taken as float8[]))[array_position(cast(:ids as text[]), id)]) < 0.001, true)
 returning {notify_workers}

@@ -20,7 +20,7 @@ updated as (
     queued_next = queued_next and not is_free,
     entries = entries + (queued_next and is_free)::integer
   from ended, clock
-  where follows_id = :job_id and finished_at is null and lease_until is null
+  where follows_id = :job_id and finished_at is null and {waits_for_run}
   returning jobs.*, case when publisher_task is null then pg_notify(cast(:due_channel as text), '') end, {notify_workers}
 )
 insert into onejob.history ({history_columns})

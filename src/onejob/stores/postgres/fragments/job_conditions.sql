@@ -24,3 +24,7 @@ jobs.published_at is null and jobs.lease_until is null and jobs.finished_at is n
 -- The condition of the index of waiting jobs, which also has ended jobs whose canvas is to be notified.
 -- in: a job
 lease_until is null and (finished_at is null or canvas_pending)
+-- name: is_waiting_by_id
+-- The same of jobs that are found by their ids, in a form that does not fit to that index: see `waits_for_run`.
+-- in: a job
+coalesce(jobs.lease_until, case when not jobs.canvas_pending then jobs.finished_at end) is null

@@ -11,19 +11,33 @@ left join lateral (
 -- name: is_about_to_run
 -- Whether a reservation is valid: its job waits for a run, is parked on nothing, and has the key still.
 -- in: `reservations`, now
-(reservations.until > now and exists (
-    select from onejob.jobs as holder
-    where holder.id = reservations.job_id and holder.lease_until is null and holder.finished_at is null
-      and coalesce(holder.parked_on, '') = '' and exists (
+(reservations.until > now and coalesce((
+    select holder.lease_until is null and holder.finished_at is null and coalesce(holder.parked_on, '') = '' and exists (
         select from json_array_elements(cast(holder.limit_keys as json)) as given (use)
         where use ->> 0 = reservations.limit_key
       )
-  ))
--- name: is_parked
--- The condition of the index of the jobs that are parked on something, and those of them that wait for a run.
+    from onejob.jobs as holder where holder.id = reservations.job_id
+  ), false))
+-- name: is_leased
+-- Whether a slot is taken: its job's run, whose token it has, has a valid lease.
+-- in: `slots`, now
+coalesce((
+    select holder.token = slots.token and holder.lease_until > now
+    from onejob.jobs as holder where holder.id = slots.job_id
+  ), false)
+-- name: waits_for_run
+-- Whether a job waits for a run, in a form that fits to no index of waiting jobs: among few jobs PostgreSQL would choose
+-- one for a look by another index, and keep that plan when there are many.
+-- in: a job
+coalesce(jobs.lease_until, jobs.finished_at) is null
+-- name: is_still_parked
+-- Whether a job is parked on something, and waits for a run.
 -- in: a job, :parked_on
-jobs.parked_on = cast(:parked_on as text) and jobs.parked_on <> ''
-    and jobs.lease_until is null and jobs.finished_at is null
+jobs.parked_on = cast(:parked_on as text) and {waits_for_run}
+-- name: is_parked
+-- The same, with the condition of the index of the jobs that are parked on something.
+-- in: a job, :parked_on
+{is_still_parked} and jobs.parked_on <> ''
 -- name: uses
 -- The keys of a job with their values.
 -- in: `waiting` (the job, or no row), clock
@@ -62,14 +76,12 @@ states as (
       coalesce((
         select (-jobs.priority_rank, jobs.created_at, jobs.id) < (-waiting.priority_rank, waiting.created_at, waiting.id)
         from onejob.jobs as jobs
-        where jobs.parked_on = {parked_by_limit} || uses.key and jobs.parked_on <> ''
-          and jobs.lease_until is null and jobs.finished_at is null
+        where jobs.parked_on = {parked_by_limit} || uses.key and jobs.parked_on <> '' and {waits_for_run}
         order by jobs.priority_rank desc, jobs.created_at, jobs.id limit 1
       ), false) as is_preceded,
       case when uses.running is not null then
         (select count(*) from reserved where limit_key = uses.key and is_valid) + (
-          select count(*) from onejob.limit_slots as slots join onejob.jobs as holder on holder.id = slots.job_id
-          where slots.limit_key = uses.key and holder.token = slots.token and holder.lease_until > clock.now
+          select count(*) from onejob.limit_slots as slots where slots.limit_key = uses.key and {is_leased}
         )
       end as taken,
       case when returned > 0 then greatest(rates.full_at, clock.now) - returned * uses.interval else rates.full_at end
@@ -84,11 +96,8 @@ states as (
 -- name: forget_slots
 -- Delete the slots of keys whose runs are over, or lost.
 -- in: `looked` (key), clock
-delete from onejob.limit_slots as slots
-  where slots.limit_key = any(array(select key from looked)) and not exists (
-    select from onejob.jobs as holder
-    where holder.id = slots.job_id and holder.token = slots.token and holder.lease_until > (select now from clock)
-  )
+delete from onejob.limit_slots as slots using clock
+  where slots.limit_key = any(array(select key from looked)) and not {is_leased}
 -- name: move_full_at
 -- Give tokens of rates back, and then take others. Some rows of buckets that have been full for an hour are deleted.
 -- in: `changes` (key, back, taken: weights), clock
@@ -116,6 +125,14 @@ deleted_rates as (
     for update skip locked
   ))
 )
+-- name: holders
+-- The jobs that have room on a key: those that are about to run, and those that have one of its slots.
+-- in: `used` (key), `value`, clock
+select reservations.job_id from onejob.limit_reservations as reservations
+        where reservations.limit_key = used.key and {is_about_to_run}
+        union all
+        select slots.job_id from onejob.limit_slots as slots
+        where slots.limit_key = used.key and value.interval is null and {is_leased}
 -- name: key_uses
 -- What keys are used for.
 -- in: `used` (key, waiting), :listed (how many holders are listed), clock
@@ -124,12 +141,7 @@ select
   (
     select coalesce(json_agg(job_id), '[]')::text from (
       select job_id from (
-        select reservations.job_id from onejob.limit_reservations as reservations
-        where reservations.limit_key = used.key and {is_about_to_run}
-        union all
-        select slots.job_id from onejob.limit_slots as slots join onejob.jobs as holder on holder.id = slots.job_id
-        where slots.limit_key = used.key and holder.token = slots.token and holder.lease_until > now
-          and value.interval is null
+        {holders}
       ) as found
       order by job_id collate "C" limit cast(:listed as bigint)
     ) as listed
