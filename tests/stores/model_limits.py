@@ -212,7 +212,7 @@ class ModelLimits:
             self.move_full_at(use.key, weight)
             self.reservations[use.key, job.id] = Reservation(now + job.lease, weight)
         return row.set(
-            parked_on=None, reason=has_room(key), published_at=now if is_sent else None,
+            parked_on=None, reason=has_room(key), run_at=now, published_at=now if is_sent else None,
             wake_at=min(now + wake_after, _expiry(job)),
         )  # fmt: skip
 

@@ -9,7 +9,7 @@ from onejob.jobs.lifecycle import State, Transition
 from onejob.jobs.limits import KeyUse, LimitUse, LimitValue, first_park, rate_value, write_uses
 from onejob.jobs.model import JobRow, Outcome
 from onejob.jobs.transitions import new_nonce
-from onejob.stores.protocol import LISTED_HOLDERS, Store
+from onejob.stores.protocol import LISTED_HOLDERS, DeliveringStore, Store
 from tests.cases import for_each
 from tests.stores.processes import RaceProcess, race
 from tests.stores.support import (
@@ -210,6 +210,24 @@ def test_the_first_job_gets_the_next_slot(store: Store, clock: ManualClock) -> N
         end(store, start(store, job_id))
     assert order == ["urgent", "old", "new", "late"]
     assert free(store, "customer=42") == []
+
+
+def test_keys_take_turns_whatever_has_waited(store: Store, clock: ManualClock) -> None:
+    """Among jobs with room the one is run first that got its room first, though one of another key is older."""
+    store.put_limits([CUSTOMER])
+    for number in range(2):
+        limited(store, f"large-{number}", "customer=1", route="q")
+    free(store, "customer=1", way=Way.OFFERED)
+    first = start(store, "large-0")
+    clock.advance(5.0)
+    limited(store, "small", "customer=2", route="q")
+    assert free(store, "customer=2", way=Way.OFFERED) == ["small"]
+    clock.advance(1.0)
+    end(store, first)
+    assert free(store, "customer=1", way=Way.OFFERED) == ["large-1"]
+    assert read(store, "small").run_at < read(store, "large-1").run_at == clock.now
+    if isinstance(store, DeliveringStore):
+        assert [job.id for job in store.deliver(["q"], limit=2)] == ["small", "large-1"]
 
 
 def test_a_more_urgent_job_may_overtake(store: Store) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from onejob.errors import QuotaExceededError
 from onejob.jobs.costs import CostKey, JobCosts, Label
+from onejob.jobs.limits import KeyUse, LimitValue, write_uses
 from onejob.jobs.metric_buckets import Period
 from onejob.jobs.submitter import Charge, Quota
 from onejob.ledger.ledger import Ledger
@@ -172,6 +173,18 @@ def test_a_completion_is_one_round_trip(ledger: Ledger, trips: Trips) -> None:
     jobs = [run(ledger.store, f"run-{number}") for number in USES]
     assert trips(lambda number: ledger.complete(jobs[number], "1")) == 1
     assert ledger.get(jobs[-1].id).state.final
+
+
+def test_a_look_at_a_full_key_is_one_round_trip(ledger: Ledger, trips: Trips) -> None:
+    """A key whose slots are all taken is looked at without its lock, for which others may wait, in one round trip."""
+    ledger.store.put_limits([LimitValue(key="gpu", running=1, is_default=True)])
+    keys = write_uses([KeyUse("gpu")])
+    for number in range(2):
+        submit(ledger.store, f"limited-{number}", limit_keys=keys)
+    assert claim(ledger.store, "limited-0").applied
+    assert not claim(ledger.store, "limited-1").applied
+    assert trips(lambda _: ledger.free_slots(["gpu"])) == 1
+    assert ledger.get("limited-1").parked_on
 
 
 def test_the_first_duplicate_is_two_round_trips(ledger: Ledger, trips: Trips) -> None:

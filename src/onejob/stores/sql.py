@@ -308,15 +308,12 @@ class SQLStore(ABC):
         self._rows("delete_limit", key=key)
 
     def free_slots(self, key: str, *, way: Way, limit: int) -> Freed:
-        if not self._rows(
-            "is_waited_for", key=key, parked_on=PARKED_BY_LIMIT + key
-        ):  # at most ends of jobs nobody waits
-            return Freed([])
-        return self._free_slots(key, way, limit)
+        found = self._rows("is_waited_for", key=key, parked_on=PARKED_BY_LIMIT + key)
+        return self._free_slots(key, way, limit, found[0]["room"]) if found else Freed([])  # mostly nobody waits
 
     @abstractmethod
-    def _free_slots(self, key: str, way: Way, limit: int) -> Freed:
-        """Free the slots of a key on which jobs are parked."""
+    def _free_slots(self, key: str, way: Way, limit: int, room: int | None) -> Freed:
+        """Free the slots of a key on which jobs are parked; `room`: how many are free, None if that is not known."""
 
     def due_limits(self) -> tuple[list[str], float | None]:
         keys, seconds = [], self._next_alarm()

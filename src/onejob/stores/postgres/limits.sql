@@ -27,10 +27,36 @@ select pg_advisory_xact_lock_shared(hashtextextended('onejob limits ' || cast(:d
 -- in: :due_channel
 select from pg_advisory_xact_lock(hashtextextended('onejob limits ' || cast(:due_channel as text), 0))
 -- name: is_waited_for
--- in: :key :parked_on (the same key)
--- out: a row if jobs are parked on the key, or if it has an alarm
-select true as found where exists (select from onejob.jobs as jobs where {is_parked})
-  or exists (select from onejob.limit_rates where key = :key and alarm is not null)
+-- Slots that are taken need no look with the lock of the key: each of their ends is followed by a look, which finds the
+-- jobs that are parked by now.
+-- in: :key :parked_on (the same key) :now
+-- out: a row if jobs are parked on the key that may have "room": for at most so many; null if that is not known, since the
+--      key has no slots, or some of the first jobs are due later, or have other keys by now. Also if it has an alarm.
+with {clock},
+used as (
+  select cast(:key as text) as key
+),
+slots as (
+  select value.running - (select count(*) from ({holders}) as holders) as room
+  from used
+  {limit_value}
+  cross join clock
+),
+first as (
+  select run_at <= (select now from clock) and exists (
+      select from json_array_elements(cast(limit_keys as json)) as given (use) where use ->> 0 = cast(:key as text)
+    ) as waits_here
+  from onejob.jobs where {is_parked}
+  order by priority_rank desc, created_at, id limit (select coalesce(greatest(room, 0), 0) + 1 from slots)
+)
+select case when all_wait_here and not has_alarm then room end as room
+from (
+  select
+    (select room from slots) as room, bool_and(waits_here) as all_wait_here,
+    exists (select from onejob.limit_rates where key = :key and alarm is not null) as has_alarm
+  from first
+) as found
+where has_alarm or not all_wait_here or (all_wait_here and coalesce(room > 0, true))
 -- name: free_slot
 -- Make the first job that is parked on a key due, if all its keys have room: it has that room for one lease. Otherwise
 -- park it on another key that is full, or change nothing if this one is. A job that is due later is parked no longer.
@@ -45,7 +71,7 @@ first as (
   select id from onejob.jobs where {is_parked} order by priority_rank desc, created_at, id limit 1
 ),
 parked as ( -- locked, and the newest version
-  select * from onejob.jobs where id = (select id from first) and {is_parked} for no key update
+  select * from onejob.jobs where id = (select id from first) and {is_still_parked} for no key update
 ),
 waiting as (
   select parked.* from parked, clock where run_at <= now
@@ -82,6 +108,7 @@ changed as (
       when 'freed' then 'has room on ' || cast(:key as text)
       else jobs.reason
     end,
+    run_at = case effect when 'freed' then now else jobs.run_at end,
     published_at = case effect
       when 'moved' then jobs.published_at
       when 'freed' then
@@ -230,8 +257,7 @@ used as (
 with {clock},
 used as (
   select substr(parked_on, length({parked_by_limit}) + 1) as key, count(*) as waiting from onejob.jobs
-  where parked_on <> '' and left(parked_on, length({parked_by_limit})) = {parked_by_limit}
-    and lease_until is null and finished_at is null
+  where parked_on <> '' and left(parked_on, length({parked_by_limit})) = {parked_by_limit} and {waits_for_run}
   group by parked_on
   order by waiting desc, parked_on collate "C" limit cast(:limit as bigint)
 )

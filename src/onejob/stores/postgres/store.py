@@ -189,8 +189,8 @@ class PostgresStore(SQLStore):
         if given:
             self._sql.run_each([("put_limit", values_of(value)) for value in given])
 
-    def _free_slots(self, key: str, way: Way, limit: int) -> Freed:
-        return free_slots(self._sql, key, way, limit)
+    def _free_slots(self, key: str, way: Way, limit: int, room: int | None) -> Freed:
+        return free_slots(self._sql, key, way, limit, room)
 
     def spend(self, key: str, amount: float) -> None:
         values = {"key": key, "amount": float(amount)}

@@ -86,6 +86,7 @@ local function free_first(id)
   end
   local is_plain = job[1][ROUTE] and string.sub(job[1][ROUTE], 1, 1) ~= '['
   local is_sent = not (way == 'swept' or (way == 'offered' and is_plain))
+  fill_row(job[1])[RUN_AT] = format_time(now) -- so that the jobs of a key that has waited long do not pass all others
   unpark(job, way == 'swept' and now or lease_end, is_sent, 'has room on ' .. key)
   freed[#freed + 1] = id
   freed[#freed + 1] = reply(job)

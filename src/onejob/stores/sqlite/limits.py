@@ -61,7 +61,7 @@ def free_slots(tx: Transaction, key: str, way: Way, limit: int) -> Freed:
             break
         use = _use_of(job, key)
         if job.run_at > tx.now:
-            tx.rows("unpark_one", job_id=job.id, wake_at=job.run_at, published_at=None, reason=None)
+            tx.rows("unpark_one", job_id=job.id, run_at=None, wake_at=job.run_at, published_at=None, reason=None)
         elif use is not None and not _is_free(tx, job, use):
             break
         elif (full := find_full(tx, job, apart_from=key)) is not None:
@@ -142,8 +142,8 @@ def _free(tx: Transaction, job: JobRow, key: str, way: Way) -> JobRow:
     handover = Handover(way, 0.0 if way is Way.SWEPT else None)
     wake_after, is_sent = handover.columns_for(job.lease, job.route)
     return tx.existing_job(
-        "unpark_one", job_id=job.id, wake_at=tx.now + wake_after, published_at=tx.now if is_sent else None,
-        reason=has_room(key),
+        "unpark_one", job_id=job.id, run_at=tx.now, wake_at=tx.now + wake_after,
+        published_at=tx.now if is_sent else None, reason=has_room(key),
     )  # fmt: skip
 
 

@@ -83,8 +83,8 @@ delete from limit_reservations where job_id = :job_id
 returning limit_key, weight
 -- name: is_waited_for
 -- in: :key :parked_on (the same key)
--- out: a row if jobs are parked on the key, or if it has an alarm
-select 1 as found where exists (select 1 from jobs where {is_parked})
+-- out: a row if jobs are parked on the key, or if it has an alarm; its "room" is null: that is not known
+select null as room where exists (select 1 from jobs where {is_parked})
   or exists (select 1 from limit_rates where key = :key and alarm is not null)
 -- name: first_parked
 -- in: :parked_on
@@ -116,10 +116,11 @@ returning {job_columns}
 update jobs set parked_on = :parked_on, reason = :reason where id = :job_id
 -- name: unpark_one
 -- Make a parked job due, now or later.
--- in: :job_id :wake_at :published_at :reason (null: unchanged)
+-- in: :job_id :run_at (null: unchanged) :wake_at :published_at :reason (null: unchanged)
 -- out: the job
 update jobs set
   parked_on = null,
+  run_at = coalesce(:run_at, run_at),
   published_at = :published_at,
   wake_at = min(:wake_at, coalesce(expires_at, 9e999)),
   reason = coalesce(:reason, reason)

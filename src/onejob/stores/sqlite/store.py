@@ -223,7 +223,7 @@ class SQLiteStore(SQLStore):
     def put_limits(self, values: Sequence[LimitValue]) -> None:
         self._transaction(lambda tx: [tx.rows("put_limit", **values_of(value)) for value in values])
 
-    def _free_slots(self, key: str, way: Way, limit: int) -> Freed:
+    def _free_slots(self, key: str, way: Way, limit: int, room: int | None) -> Freed:  # noqa: ARG002 - not known here
         return self._transaction(lambda tx: free_slots(tx, key, way, limit))
 
     def spend(self, key: str, amount: float) -> None:
