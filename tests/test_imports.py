@@ -61,7 +61,7 @@ def test_the_command_of_celery_imports_light_modules() -> None:
     """
     plain = modules_after(f"{WITHOUT_COMMANDS}import celery.bin.celery")
     assert modules_after("import celery.bin.celery") - plain == {
-        "onejob", "onejob.cli", "onejob.concurrency", "onejob.concurrency.pool_name"
+        "onejob", "onejob.cli", "onejob.concurrency", "onejob.concurrency.worker_options"
     }  # fmt: skip
     shown = subprocess.run(
         [sys.executable, "-m", "celery", "onejob", "--help"], capture_output=True, text=True, check=True

@@ -6,12 +6,13 @@ from onejob.celery.results.result_backend import install as install_result_backe
 from onejob.celery.task import Task
 from onejob.celery.transport.connection import install as install_transport
 from onejob.celery.worker.receivers import connect as connect_receivers
-from onejob.concurrency.pool_name import register_pool
+from onejob.concurrency.worker_options import register_pool, register_processes
 
 hide_settings()
 install_result_backend()
 install_transport()
 register_pool()
+register_processes()
 connect_receivers()
 
 __all__ = ["RunningJob", "Task", "current_job"]

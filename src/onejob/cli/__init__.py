@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from onejob.concurrency.pool_name import register_pool
+from onejob.concurrency.worker_options import register_pool
 
 ABOUT = "Inspect and operate the app's onejob jobs."
 
