@@ -44,6 +44,11 @@ def add_workers(arguments: argparse.ArgumentParser, count: int, *, concurrency: 
     arguments.add_argument("--lease", type=float, default=6.0, help="seconds")
 
 
+def add_pool(arguments: argparse.ArgumentParser) -> None:
+    """Add the option of the pool of the workers."""
+    arguments.add_argument("--pool", default="prefork", help="the pool of the workers")
+
+
 def report(parameters: P, run: Callable[[P], Verdict]) -> int:
     """Print the parameters, run, print the counts, and return the exit code: 0 only when the promise held."""
     print(json.dumps(_plain(parameters)), flush=True)

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import onejob
-from chaos.command import STORES, add_broker, add_workers, parser, report
+from chaos.command import STORES, add_broker, add_pool, add_workers, parser, report
 from chaos.effects import APPLIED, STARTED, counted
 from chaos.outcome import all_jobs, await_rest, count_events, print_histories, recovery_delays
 from chaos.testbed import start_testbed
@@ -198,7 +198,7 @@ def main() -> int:
     options.add_argument("--store", choices=STORES, default="sqlite")
     add_broker(options)
     options.add_argument("--period", type=float, default=3.0, help="seconds between kills")
-    options.add_argument("--pool", default="prefork", help="the pool of the workers")
+    add_pool(options)
     options.add_argument("--pauses", type=int, default=0, help="how often the task is paused")
     return report(Storm(**vars(options.parse_args())), run)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
+from typing import Any
 
 import onejob
 from chaos.app import chaos_app
@@ -17,12 +19,19 @@ BODY_SECONDS = float(os.environ.get("CHAOS_BODY", "0.02"))
 """Seconds that a body takes."""
 
 
-def work(number: int, key: str) -> int:  # noqa: ARG001 - the limits count by it
+def block(number: int, key: str) -> int:  # noqa: ARG001 - the limits count by it
     """Take a while."""
     time.sleep(BODY_SECONDS)
     return number
 
 
+async def wait(number: int, key: str) -> int:  # noqa: ARG001
+    """Take a while."""
+    await asyncio.sleep(BODY_SECONDS)
+    return number
+
+
+work: Any = wait if os.environ.get("CHAOS_POOL") == "onejob" else block
 free = app.task(name="free", base=onejob.Task)(work)
 limited = app.task(name="limited", base=onejob.Task, limits=[onejob.Limit("key", running=RUNNING)])(work)
 rated = app.task(name="rated", base=onejob.Task, limits=[onejob.Limit("key", rate=RATE, burst=BURST, name="provider")])(

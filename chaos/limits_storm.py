@@ -7,7 +7,8 @@ stopped for half a lease or for one and a half, and goes on afterwards.
     python -m chaos.limits_storm --jobs 3000 --kills 8 --freezes 3 --store postgresql
     python -m chaos.limits_storm --rate 600/minute --keys 2 --jobs 1600 --broker ledger
 
-With `--rate` the limit is a rate, all jobs are submitted at once, and there is no run without limits.
+With `--pool onejob` the bodies are coroutines. With `--rate` the limit is a rate, all jobs are submitted at once, and
+there is no run without limits.
 
 Exit code 0 only when at no moment more leases of one key were valid than the limit permits (of a rate: no minute had
 more starts than it permits, and most of the rate was used), every job has completed, no job of a small key waited much
@@ -26,7 +27,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from chaos.command import STORES, add_broker, add_workers, parser, report
+from chaos.command import STORES, add_broker, add_pool, add_workers, parser, report
 from chaos.leases import Lease, Watch, leases_of, most_at_once, most_in_window
 from chaos.outcome import all_jobs, await_rest, count_events, print_histories
 from chaos.testbed import start_testbed
@@ -72,6 +73,7 @@ class Storm:
     period: float
     broker: str
     body: float
+    pool: str
     rate: str
     burst: float
 
@@ -151,7 +153,7 @@ def run(storm: Storm) -> Count:
     """Run the storm without limits and with them, and count."""
     with start_testbed(storm.store) as testbed:
         environment = testbed.environment(
-            lease=storm.lease, broker=testbed.broker_url(storm.broker), body=storm.body,
+            lease=storm.lease, broker=testbed.broker_url(storm.broker), body=storm.body, pool=storm.pool,
             rate=storm.rate or "600/minute", burst=storm.burst,
         )  # fmt: skip
         os.environ.update(environment)
@@ -168,7 +170,10 @@ def _storm(storm: Storm, task: Any, ledger: Ledger, testbed: Testbed, environmen
     """Kill and freeze workers while the jobs of a task are submitted and run."""
     options = {"count": storm.workers, "concurrency": storm.concurrency}
     earlier = {worker.name for worker in ledger.workers()}
-    with Workers("chaos.limits_app", environment, testbed.folder, **options) as workers, Watch(ledger) as watch:
+    with (
+        Workers("chaos.limits_app", environment, testbed.folder, storm.pool, **options) as workers,
+        Watch(ledger) as watch,
+    ):
         eventually(lambda: len({worker.name for worker in ledger.workers()} - earlier) >= storm.workers, timeout=120)
         began = time.monotonic()
         submitter = threading.Thread(target=_submit, args=(storm, task))
@@ -316,6 +321,7 @@ def main() -> int:
     options.add_argument("--kills", type=int, default=8)
     options.add_argument("--freezes", type=int, default=3)
     add_workers(options, 4)
+    add_pool(options)
     options.add_argument("--store", choices=STORES, default="sqlite")
     add_broker(options)
     options.add_argument("--period", type=float, default=3.0, help="seconds between kills and freezes")
