@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Coroutine
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any
 
 import celery
@@ -157,6 +158,12 @@ def build(config: dict[str, Any]) -> celery.Celery:
 
     options: dict[str, Any] = {"shared": False, "unique_on": ["key"]}
     onejob.task(app, name="coroutine", **options)(run)
+
+    @wraps(run)
+    def decorated(*args: Any, **kwargs: Any) -> Coroutine[Any, Any, Any]:
+        return run(*args, **kwargs)
+
+    onejob.task(app, name="decorated", **options)(decorated)
     onejob.task(app, name="retrying", autoretry_for=(LookupError,), default_retry_delay=0, **options)(run)
 
     async def plain(key: str) -> str:

@@ -102,6 +102,11 @@ def test_submissions_of_a_body_have_its_run(cluster: CoroutineCluster) -> None:
     assert {each.id for each in result.children or ()} == {each.id for each in submitted}
 
 
+def test_a_function_that_returns_its_coroutine_is_awaited(cluster: CoroutineCluster) -> None:
+    """A body with a decorator that is a plain function has the result of its coroutine, in each pool."""
+    assert cluster.run("returns", task="decorated") == "returns"
+
+
 @provokes(Transition.RETRY, because="the first attempt fails")
 def test_an_exception_of_a_coroutine_is_retried(cluster: CoroutineCluster) -> None:
     """`autoretry_for` retries what a coroutine raises when it is awaited."""

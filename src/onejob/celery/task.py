@@ -389,7 +389,7 @@ class Task(TaskDefaults, CeleryTask, Generic[P, R_co]):
     def _onejob_enter(self, request: Any, body: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run the body of a task that Celery traces: through the ledger for a message, at once for an eager call."""
         typed = self._onejob.typed
-        if self._onejob.is_coroutine:
+        if self._onejob.may_be_coroutine:
             body = awaiting(self, body)
         if request.is_eager:
             given, named = (args, kwargs) if typed is None else typed.build_arguments(args, kwargs)

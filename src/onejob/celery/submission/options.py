@@ -84,6 +84,8 @@ class TaskOptions:
     """Whether arguments may be models, which are converted before they are stored."""
     is_coroutine: bool
     """Whether the body is `async def`."""
+    may_be_coroutine: bool
+    """Whether the body, or a function that it decorates, is `async def`: calls may return coroutines."""
     capture_logging: bool
     tags: tuple[str, ...]
     schedule: Any
@@ -126,6 +128,7 @@ class TaskOptions:
             "names_shadow": task.shadow_name is not CeleryTask.shadow_name,
             "typed": typed,
             "is_coroutine": iscoroutinefunction(body),
+            "may_be_coroutine": iscoroutinefunction(unwrap(body)),
             "tags": tags,
             "limits": limits,
             "converts": getattr(task, _DUMP, None) is not None if typed is None else bool(typed.codecs),
