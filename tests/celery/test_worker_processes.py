@@ -17,6 +17,17 @@ worker_processes.STARTING = {starting}
 worker_processes.RESTART_PAUSE = 0.0
 raise SystemExit(worker_processes.Supervisor([["--app", "missing", "report"]] * 2).run())
 """
+STOPPED_AT_START = """
+import os, signal
+from onejob.concurrency.worker_processes import Supervisor
+
+class Stopped(Supervisor):
+    def _start(self, place):
+        os.kill(os.getpid(), signal.SIGTERM)
+        super()._start(place)
+
+raise SystemExit(Stopped([["--broker", "memory://", "worker", "--pool", "solo"]] * 2).run())
+"""
 
 
 def start_two(cluster: Cluster) -> tuple[Worker, set[int]]:
@@ -73,6 +84,12 @@ def test_processes_that_cannot_start_end_the_worker() -> None:
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE)
     assert ended.returncode == 2
     assert "of the worker ended at its start (exit code 2)" in ended.stderr
+
+
+def test_a_signal_while_processes_start_stops_them_all() -> None:
+    """A shutdown that comes while a process is being started reaches that one, and those that start after it."""
+    ended = subprocess.run([sys.executable, "-c", STOPPED_AT_START], check=False, timeout=PATIENCE)
+    assert ended.returncode == 0
 
 
 @for_each("option, message", {"detach": "systemd", "beat": "onejob_beat = True", "purge": "celery purge"}.items())

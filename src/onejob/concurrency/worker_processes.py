@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -90,7 +91,10 @@ class Supervisor:
         self._commands = commands
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._began: dict[int, float] = {}
-        self._restart_at: dict[int, float] = {}
+        self._start_at = dict.fromkeys(range(len(commands)), 0.0)
+        """When the processes that do not run start, by their places."""
+        self._signals: deque[int] = deque()
+        """The signals that have come and were not passed on: a handler may run while a process is being started."""
         self._stops = False
         self._code = 0
         self._lifeline, self._held = os.pipe()
@@ -99,10 +103,8 @@ class Supervisor:
     def run(self) -> int:
         """Run the processes until all have ended; return the exit code: that of a process which died at its start."""
         for number in FORWARDED:
-            signal.signal(number, self._forward)
-        for place in range(len(self._commands)):
-            self._start(place)
-        while self._processes or self._restart_at:
+            signal.signal(number, lambda received, _frame: self._signals.append(received))
+        while self._processes or self._start_at:
             self._look()
             time.sleep(LOOK)
         return self._code
@@ -116,13 +118,15 @@ class Supervisor:
         )
 
     def _look(self) -> None:
+        while self._signals:
+            self._forward(self._signals.popleft())
         for place, process in [*self._processes.items()]:
             if (code := process.poll()) is not None:
                 del self._processes[place]
                 self._note_end(place, code)
-        for place, at in [*self._restart_at.items()]:
+        for place, at in [*self._start_at.items()]:
             if time.monotonic() >= at:
-                del self._restart_at[place]
+                del self._start_at[place]
                 self._start(place)
 
     def _note_end(self, place: int, code: int) -> None:
@@ -133,23 +137,15 @@ class Supervisor:
         if time.monotonic() - self._began[place] < STARTING:
             click.echo(f"onejob: process {place + 1} of the worker ended at its start ({what})", err=True)
             self._code = code if code > 0 else 128 - code
-            self._stop(signal.SIGTERM)
+            self._forward(signal.SIGTERM)
         else:
             click.echo(f"onejob: process {place + 1} of the worker died ({what}), and is started again", err=True)
-            self._restart_at[place] = time.monotonic() + RESTART_PAUSE
+            self._start_at[place] = time.monotonic() + RESTART_PAUSE
 
-    def _forward(self, number: int, _frame: object) -> None:
+    def _forward(self, number: int) -> None:
         if number in STOPPING:
-            self._stop(number)
-        else:
-            self._send(number)
-
-    def _stop(self, number: int) -> None:
-        self._stops = True
-        self._restart_at.clear()
-        self._send(number)
-
-    def _send(self, number: int) -> None:
+            self._stops = True
+            self._start_at.clear()
         for process in self._processes.values():
             process.send_signal(number)
 
