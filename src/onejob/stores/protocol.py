@@ -543,8 +543,8 @@ class Limits(Protocol):
         key. Each gets a slot, or the tokens, of all its keys for one lease, or until its claim; `parked_on` is cleared,
         `reason` is that of `has_room`, `run_at` is now, so that the keys take turns, whatever has waited on them;
         `wake_at` and `published_at` are those of a hand-over in this `way` (at once for a sweep) with the job's route,
-        and its workers are signaled. A job without room on another of its keys is parked
-        on that one instead. A job that is due later is parked no longer, has no room, and is due at its `run_at`.
+        and its workers are signaled. A job without room on another of its keys is parked on that one instead. A job
+        that is due later is parked no longer, has no room, and is due at its `run_at`.
 
         Tokens that a job has got are given back first if it has not run within its lease. If jobs are left that wait
         for tokens, the key has an alarm at the time at which the first one has enough.

@@ -35,7 +35,7 @@ def free_slots(sql: Statements, key: str, way: Way, limit: int, room: int | None
         rows = [row for rows in sql.run_each([(name, values) for name in calls])[1 : count + 1] for row in rows]
         freed += [job_in(row) for row in rows if row["effect"] == "freed"]
         moved_to |= {row["moved_to"] for row in rows if row["effect"] == "moved"}
-        if len(freed) >= limit or len(rows) < count or rows[-1]["effect"] == "full":
+        if len(freed) == limit or len(rows) < count or rows[-1]["effect"] == "full":
             return Freed(freed, frozenset(moved_to))
         if rows[-1]["effect"] == "several":
             is_alone = True

@@ -61,7 +61,7 @@ def free_slots(tx: Transaction, key: str, way: Way, limit: int) -> Freed:
             break
         use = _use_of(job, key)
         if job.run_at > tx.now:
-            tx.rows("unpark_one", job_id=job.id, run_at=None, wake_at=job.run_at, published_at=None, reason=None)
+            tx.rows("unpark_one", job_id=job.id, run_at=job.run_at, wake_at=job.run_at, published_at=None, reason=None)
         elif use is not None and not _is_free(tx, job, use):
             break
         elif (full := find_full(tx, job, apart_from=key)) is not None:

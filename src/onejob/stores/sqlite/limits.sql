@@ -116,11 +116,11 @@ returning {job_columns}
 update jobs set parked_on = :parked_on, reason = :reason where id = :job_id
 -- name: unpark_one
 -- Make a parked job due, now or later.
--- in: :job_id :run_at (null: unchanged) :wake_at :published_at :reason (null: unchanged)
+-- in: :job_id :run_at :wake_at :published_at :reason (null: unchanged)
 -- out: the job
 update jobs set
   parked_on = null,
-  run_at = coalesce(:run_at, run_at),
+  run_at = :run_at,
   published_at = :published_at,
   wake_at = min(:wake_at, coalesce(expires_at, 9e999)),
   reason = coalesce(:reason, reason)

@@ -24,7 +24,12 @@ jobs.published_at is null and jobs.lease_until is null and jobs.finished_at is n
 -- The condition of the index of waiting jobs, which also has ended jobs whose canvas is to be notified.
 -- in: a job
 lease_until is null and (finished_at is null or canvas_pending)
+-- name: waits_for_run
+-- Whether a job waits for a run, in a form that fits to no index of waiting jobs: among few jobs PostgreSQL would choose
+-- one for a look by another index, and keep that plan when there are many.
+-- in: a job
+coalesce(jobs.lease_until, jobs.finished_at) is null
 -- name: is_waiting_by_id
--- The same of jobs that are found by their ids, in a form that does not fit to that index: see `waits_for_run`.
+-- What `is_waiting` says, in such a form, of jobs that are found by their ids.
 -- in: a job
 coalesce(jobs.lease_until, case when not jobs.canvas_pending then jobs.finished_at end) is null

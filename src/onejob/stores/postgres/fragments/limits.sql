@@ -25,11 +25,6 @@ coalesce((
     select holder.token = slots.token and holder.lease_until > now
     from onejob.jobs as holder where holder.id = slots.job_id
   ), false)
--- name: waits_for_run
--- Whether a job waits for a run, in a form that fits to no index of waiting jobs: among few jobs PostgreSQL would choose
--- one for a look by another index, and keep that plan when there are many.
--- in: a job
-coalesce(jobs.lease_until, jobs.finished_at) is null
 -- name: is_still_parked
 -- Whether a job is parked on something, and waits for a run.
 -- in: a job, :parked_on
